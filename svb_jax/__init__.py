@@ -1,0 +1,1 @@
+"""Singular Value Bounding and Bounded Batch Normalization for JAX."""
