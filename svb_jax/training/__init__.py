@@ -1,0 +1,1 @@
+"""Training under spectral constraints: data, a data-parallel loop, checkpoints, many hosts."""
