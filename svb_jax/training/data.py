@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from svb_jax.training.records import open_builder
+from svb_jax.training.records import find_dataset, read_split
 
 
 @dataclass(frozen=True)
@@ -137,20 +137,9 @@ def _synthetic(image_size: int) -> Dataset:
 
 
 def _cifar(name: str, data_dir: Path) -> Dataset:
-    builder = open_builder(name, data_dir)
-    classes = builder.info.features["label"].num_classes
-    return Dataset(name, _read(builder, "train"), _read(builder, "test"), classes)
-
-
-def _read(builder, split: str) -> Split:
-    examples = builder.as_data_source(split)
-    images = np.empty((len(examples), *builder.info.features["image"].shape), np.uint8)
-    labels = np.empty(len(examples), np.int32)
-    # TFDS shuffles as it writes; the ids (train_00017) remember the order of the official files.
-    for example in examples:
-        place = int(example["id"].rpartition(b"_" if isinstance(example["id"], bytes) else "_")[2])
-        images[place], labels[place] = example["image"], example["label"]
-    return Split(images, labels)
+    stored = find_dataset(name, data_dir)
+    train, test = (Split(*read_split(stored, split)) for split in ("train", "test"))
+    return Dataset(name, train, test, stored.num_classes)
 
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {
