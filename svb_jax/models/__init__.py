@@ -2,6 +2,7 @@
 
 from svb_jax.models.convnet import ConvNet
 from svb_jax.models.dense import MLP, DeepLinear
+from svb_jax.models.inception_resnet import InceptionResNet
 from svb_jax.models.inspection import Summary, pairs, summary
 from svb_jax.models.registry import MODELS, Entry, make
 from svb_jax.models.resnet import PreactResNet
@@ -12,6 +13,7 @@ __all__ = [
     "ConvNet",
     "DeepLinear",
     "Entry",
+    "InceptionResNet",
     "PreactResNet",
     "Summary",
     "make",

@@ -19,10 +19,9 @@ class ConvNet(Network):
       >>> import jax, jax.numpy as jnp
       >>> from svb_jax.models import ConvNet
       >>> model = ConvNet(depth=1, width=0.5)
-      >>> images = jnp.ones((2, 8, 8, 3))
-      >>> variables = model.init(jax.random.key(0), images, train=False)
-      >>> model.apply(variables, images, train=False).shape
-      (2, 10)
+      >>> variables = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((2, 8, 8, 3)))
+      >>> variables["params"]["head"]["kernel"].shape
+      (32, 10)
     """
 
     stages: tuple[int, ...] = (16, 32, 64)

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 
 from svb_jax.models.convnet import ConvNet
 from svb_jax.models.dense import MLP, DeepLinear
+from svb_jax.models.inception_resnet import InceptionResNet
 from svb_jax.models.layers import Network, batch_norm, conv
 from svb_jax.models.resnet import PreactResNet
 
@@ -61,6 +62,12 @@ MODELS: Mapping[str, Entry] = MappingProxyType(
         "preact_resnet_68": Entry(constructor=PreactResNet, settings={"depth": 11}, paper_layers=68),
         **_wide_resnet(10, paper_parameters="36.5M"),
         **_wide_resnet(16, paper_parameters="94.2M"),
+        "inception_resnet_cifar": Entry(
+            constructor=InceptionResNet, paper_layers=92, paper_parameters="32.5M"
+        ),
+        "inception_resnet_imagenet": Entry(
+            constructor=InceptionResNet, settings={"stem": None}, num_classes=1000
+        ),
         "mlp": Entry(constructor=MLP),
         "deep_linear": Entry(constructor=DeepLinear),
     }
@@ -103,8 +110,8 @@ def make(
 
     Example:
       >>> import jax, jax.numpy as jnp, svb_jax.models
-      >>> model = svb_jax.models.make("convnet_20", width=0.25, depth=1)
-      >>> images = jnp.ones((2, 8, 8, 3))
+      >>> model = svb_jax.models.make("mlp", width=0.25, depth=2)
+      >>> images = jnp.ones((2, 8, 8, 1))
       >>> variables = model.init(jax.random.key(0), images, train=False)
       >>> logits, updated = model.apply(variables, images, train=True, mutable=["batch_stats"])
       >>> logits.shape, list(updated)
