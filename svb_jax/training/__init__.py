@@ -1,1 +1,21 @@
 """Training under spectral constraints: data, a data-parallel loop, checkpoints, many hosts."""
+
+from svb_jax.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, load_newest
+from svb_jax.training.config import TrainConfig
+from svb_jax.training.hosts import Hosts
+from svb_jax.training.loop import Diverged, train
+from svb_jax.training.run_folder import Result
+from svb_jax.training.stopping import Interrupted
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Diverged",
+    "Hosts",
+    "Interrupted",
+    "Result",
+    "TrainConfig",
+    "load_checkpoint",
+    "load_newest",
+    "train",
+]

@@ -1,0 +1,1 @@
+"""The paper's experiments, and the command line: ``python -m experiments``."""

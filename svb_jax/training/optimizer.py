@@ -1,0 +1,115 @@
+"""The paper's optimizer: Nesterov SGD down a log-spaced staircase, bounded by SVB and BBN."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.typing import ArrayLike
+
+import svb_jax
+from svb_jax.training.config import TrainConfig
+
+
+class Hyperparameters(NamedTuple):
+    """The numbers that enter a compiled step as arguments: runs that differ in them share it."""
+
+    seed: np.ndarray
+    learning_rates: np.ndarray
+    svb_epsilon: np.ndarray | None
+    bbn_epsilon: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class Span:
+    """How long a run is, in steps."""
+
+    steps_per_epoch: int
+    total_steps: int
+
+    def every(self, epochs: float) -> int:
+        """Return the number of steps in so many epochs, at least one.
+
+        Examples:
+          >>> Span(steps_per_epoch=391, total_steps=3910).every(0.5)
+          196
+        """
+        return max(1, round(epochs * self.steps_per_epoch))
+
+
+def hyperparameters(config: TrainConfig) -> Hyperparameters:
+    """Return the run's numbers; bounds that it does not use are None."""
+    stages = config.learning_rate_stages
+    rate = svb_jax.staircase_schedule(config.learning_rate, config.final_learning_rate, stages, 1)
+    return Hyperparameters(
+        seed=np.asarray(config.seed, np.uint32),
+        learning_rates=np.asarray([rate(stage) for stage in range(stages)], np.float32),
+        svb_epsilon=_scalar(config.svb_epsilon),
+        bbn_epsilon=_scalar(config.bbn_epsilon),
+    )
+
+
+def learning_rate(hyper: Hyperparameters, count: ArrayLike, span: Span) -> jax.Array:
+    """Return the rate of the ``count``-th step, from 0: each stage lasts an equal share of the run."""
+    stages = len(hyper.learning_rates)
+    ends = np.arange(1, stages) * span.total_steps // stages
+    return jnp.asarray(hyper.learning_rates)[jnp.searchsorted(jnp.asarray(ends), count, side="right")]
+
+
+def make_optimizer(
+    config: TrainConfig, hyper: Hyperparameters, span: Span, axis_name: str | None = None
+) -> optax.GradientTransformationExtraArgs:
+    """Return the run's optimizer.
+
+    Args:
+      config: The run.
+      hyper: Its numbers, possibly traced.
+      span: Its length.
+      axis_name: The axis of devices that share the projection's work.
+
+    Returns:
+      A transformation whose update takes ``batch_stats``.
+    """
+    sgd = optax.chain(
+        optax.add_decayed_weights(config.weight_decay),
+        optax.sgd(lambda count: learning_rate(hyper, count, span), config.momentum, nesterov=config.nesterov),
+    )
+    until = None if config.project_after_last_epoch else span.total_steps - 1
+    return bound(sgd, config, hyper, span.every(config.project_every_epochs), until, axis_name)
+
+
+def bound(
+    inner: optax.GradientTransformation,
+    config: TrainConfig,
+    hyper: Hyperparameters,
+    every: int = 1,
+    until: int | None = None,
+    axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimizer in the bounds that the run uses, SVB before BBN."""
+    tx = optax.with_extra_args_support(inner)
+    if hyper.svb_epsilon is not None:
+        tx = svb_jax.svb(
+            tx, hyper.svb_epsilon, every=every, until=until, method=config.method, axis_name=axis_name
+        )
+    if hyper.bbn_epsilon is not None:
+        tx = svb_jax.bbn(tx, hyper.bbn_epsilon, every=every, until=until, kind=config.bbn_kind)
+    return tx
+
+
+def project_once(config: TrainConfig, params: optax.Params, batch_stats: optax.Params) -> optax.Params:
+    """Return the parameters after one projection by the run's bounds, with no step taken."""
+    tx = bound(optax.set_to_zero(), config, hyperparameters(config))
+
+    @jax.jit
+    def project(params: optax.Params, batch_stats: optax.Params) -> optax.Params:
+        updates, _ = tx.update(params, tx.init(params), params, batch_stats=batch_stats)
+        return optax.apply_updates(params, updates)
+
+    return project(params, batch_stats)
+
+
+def _scalar(value: float | None) -> np.ndarray | None:
+    return None if value is None else np.asarray(value, np.float32)
