@@ -76,7 +76,10 @@ def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> li
         if (axes := chosen.get(path_string(path))) is not None
     ]
     if not found:
-        seen = ", ".join(f"{path_string(path)} {getattr(leaf, 'shape', ())}" for path, leaf in leaves) or "nothing"
+        seen = (
+            ", ".join(f"{path_string(path)} {getattr(leaf, 'shape', ())}" for path, leaf in leaves)
+            or "nothing"
+        )
         raise ValueError(
             "svb_jax found no weight matrix: it takes leaves called kernel, w or weight unless "
             f"dimension_numbers= says otherwise (svb_jax.every_matrix takes all), and it saw {seen}."
@@ -137,9 +140,13 @@ def _read_leaf(index: int, path: str, leaf: jax.Array, axes: Any) -> MatrixLeaf:
         raise TypeError(f"dimension_numbers for {path!r} must be a svb_jax.MatrixAxes or None, got {axes!r}.")
     reduction, output = _as_axes(axes.reduction, leaf.ndim), _as_axes(axes.output, leaf.ndim)
     if len({*reduction, *output}) != len(reduction) + len(output) or not reduction or not output:
-        raise ValueError(f"{path!r} of shape {leaf.shape} cannot be read with {axes}: axes repeat or are missing.")
+        raise ValueError(
+            f"{path!r} of shape {leaf.shape} cannot be read with {axes}: axes repeat or are missing."
+        )
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise ValueError(f"{path!r} must be real floating point to bound its singular values, got {leaf.dtype}.")
+        raise ValueError(
+            f"{path!r} must be real floating point to bound its singular values, got {leaf.dtype}."
+        )
     batch = tuple(a for a in range(leaf.ndim) if a not in reduction + output)
     outputs = math.prod(leaf.shape[a] for a in output)
     if axes.groups < 1 or outputs % axes.groups:

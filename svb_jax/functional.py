@@ -1,0 +1,118 @@
+"""SVB and BBN without an optimizer: from parameters to bounded parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from svb_jax.batch_norm import Kind, check_kind, clip_scales, scale_leaves
+from svb_jax.gating import Where, check_epsilon
+from svb_jax.matrices import DimensionNumbers, matrix_leaves
+from svb_jax.projection import Method, check_method
+from svb_jax.sharing import AxisName
+from svb_jax.transforms import Scale, project_leaves
+
+
+def project(
+    params: Any,
+    epsilon: ArrayLike,
+    *,
+    method: Method = "auto",
+    scale: Scale = 1.0,
+    dimension_numbers: DimensionNumbers = None,
+    where: Where | None = None,
+    axis_name: AxisName | None = None,
+    mesh: Mesh | None = None,
+) -> Any:
+    """Return the parameters with every weight matrix's singular values in the band.
+
+    Args:
+      params: any tree of parameters.
+      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal.
+      method: the route of :func:`clip_singular_values`.
+      scale: the band's centre, as for :func:`bound_singular_values`.
+      dimension_numbers: which leaves are matrices, as for :func:`bound_singular_values`.
+      where: a mask as ``optax.masked`` takes it; leaves outside it are left alone.
+      axis_name: share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: share the work over this mesh, under a plain ``jit``.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> svb_jax.project({"kernel": jnp.diag(jnp.array([3.0, 0.1]))}, epsilon=0.0)["kernel"].round(4)
+      Array([[1., 0.],
+             [0., 1.]], dtype=float32)
+    """
+    check_method("project", method)
+    check_epsilon("project", epsilon)
+
+    def bound(params: Any) -> Any:
+        leaves = matrix_leaves(params, dimension_numbers)
+        values, treedef = jax.tree.flatten(params)
+        chosen = [jnp.asarray(values[leaf.index]) for leaf in leaves]
+        bounded, _ = project_leaves(
+            leaves, chosen, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
+        )
+        for leaf, value in zip(leaves, bounded, strict=True):
+            values[leaf.index] = value.astype(leaf.dtype)
+        return jax.tree.unflatten(treedef, values)
+
+    return _apply_where(bound, params, where)
+
+
+def project_batch_norm(
+    params: Any,
+    batch_stats: Any,
+    epsilon: ArrayLike,
+    *,
+    kind: Kind = "bbn",
+    bn_epsilon: float = 1e-5,
+    where: Where | None = None,
+) -> Any:
+    """Return the parameters with every BatchNorm's scales bounded around their mean.
+
+    Args:
+      params: any tree of parameters.
+      batch_stats: the tree of running statistics beside it; may be None for ``relative`` with ``where``.
+      epsilon: the band around the mean.
+      kind: ``bbn`` or ``relative``, as for :func:`bound_batch_norm_scales`.
+      bn_epsilon: what the network's BatchNorm adds to its variance.
+      where: a mask as ``optax.masked`` takes it; leaves outside it are left alone.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> params = {"bn": {"scale": jnp.array([1.0, 1.0, 4.0])}}
+      >>> svb_jax.project_batch_norm(params, {"bn": {"var": jnp.ones(3)}}, epsilon=1.0)["bn"]["scale"]
+      Array([1., 1., 4.], dtype=float32)
+      >>> svb_jax.project_batch_norm(params, {"bn": {"var": jnp.ones(3)}}, epsilon=0.5)["bn"]["scale"].round(4)
+      Array([1.3333, 1.3333, 3.    ], dtype=float32)
+    """
+    check_kind("project_batch_norm", kind)
+    check_epsilon("project_batch_norm", epsilon)
+    by_where = kind == "relative" and batch_stats is None and where is not None
+
+    def bound(params: Any) -> Any:
+        values, treedef = jax.tree.flatten(params)
+        for leaf in scale_leaves(params, batch_stats, all_scales=by_where):
+            old = values[leaf.index]
+            bounded, _ = clip_scales(old, leaf.variance, epsilon, kind, bn_epsilon)
+            values[leaf.index] = bounded.astype(old.dtype)
+        return jax.tree.unflatten(treedef, values)
+
+    return _apply_where(bound, params, where)
+
+
+def _apply_where(bound: Callable[[Any], Any], params: Any, where: Where | None) -> Any:
+    if where is None:
+        return bound(params)
+    mask = where(params) if callable(where) else where
+    hidden = jax.tree.map(lambda m, part: part if m else optax.MaskedNode(), mask, params)
+    return jax.tree.map(
+        lambda new, old: old if isinstance(new, optax.MaskedNode) else new,
+        bound(hidden),
+        params,
+        is_leaf=lambda node: isinstance(node, optax.MaskedNode),
+    )

@@ -1,0 +1,338 @@
+"""SVB and BBN as optax transformations: chainable bounds, and wrappers around an optimizer."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
+
+from svb_jax.batch_norm import Kind, ScaleReading, check_kind, clip_scales, scale_leaves
+from svb_jax.gating import Where, check_params, check_timing, is_due, is_traced, masked, replace_updates
+from svb_jax.matrices import DimensionNumbers, MatrixLeaf, matrix_leaves, stack_by_shape, unstack
+from svb_jax.projection import Method, Reading, check_method
+from svb_jax.sharing import AxisName, clip_stacks
+
+Scale = float | Callable[[int, int], float]
+
+
+class BoundSingularValuesState(NamedTuple):
+    """Steps taken, and what the last projection saw before it clipped (NaN before the first)."""
+
+    count: jax.Array
+    step: jax.Array
+    sigma_min: jax.Array
+    sigma_max: jax.Array
+    share_clipped: jax.Array
+    exact: jax.Array
+    skipped: jax.Array
+
+
+class BoundBatchNormScalesState(NamedTuple):
+    """Steps taken, and what the last bounding of scales saw (NaN before the first)."""
+
+    count: jax.Array
+    step: jax.Array
+    share_clipped: jax.Array
+    skipped: jax.Array
+
+
+def bound_singular_values(
+    epsilon: optax.ScalarOrSchedule,
+    every: int = 1,
+    *,
+    until: int | None = None,
+    method: Method = "auto",
+    scale: Scale = 1.0,
+    dimension_numbers: DimensionNumbers = None,
+    where: Where | None = None,
+    axis_name: AxisName | None = None,
+    mesh: Mesh | None = None,
+    keep_dtype: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Bound the singular values of every weight matrix in a band around one.
+
+    Every ``every`` steps the update is replaced by the one that lands on the nearest bounded matrix,
+
+    .. math::
+      W \leftarrow U \operatorname{clip}(\Sigma, \tfrac{1}{1+\epsilon}, 1+\epsilon) V^\top,
+      \quad U \Sigma V^\top = W + \Delta W.
+
+    Put it last in a chain: it must see the step exactly as it will be applied.
+
+    Args:
+      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal. A schedule
+        is called with the count of steps before this one.
+      every: steps between two projections; the first is at step ``every``, counted from 1.
+      until: the last step at which to project.
+      method: the route of :func:`clip_singular_values`.
+      scale: the band's centre, a number or a function of a matrix's (outputs, inputs).
+      dimension_numbers: which leaves are matrices, and their axes: a tree of :class:`MatrixAxes` or
+        ``optax.contrib.MuonDimensionNumbers``, or a function of the parameters that returns one. By default
+        leaves called ``kernel``, ``w`` or ``weight``, with their output on the last axis.
+      where: a mask as ``optax.masked`` takes it; leaves outside it are left alone.
+      axis_name: share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: share the work over this mesh, under a plain ``jit``.
+      keep_dtype: keep the updates of half-precision leaves in their type. By default they become float32,
+        so that ``optax.apply_updates`` stores the correctly rounded projection; wrappers that insist on
+        the type, such as ``optax.apply_if_finite``, need this, and pay with a looser bound.
+
+    Returns:
+      A transformation whose ``update`` needs ``params``.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, svb_jax
+      >>> params = {"kernel": jnp.diag(jnp.array([3.0, 1.0, 0.1]))}
+      >>> tx = optax.chain(optax.sgd(0.1), svb_jax.bound_singular_values(epsilon=0.5, every=1))
+      >>> updates, state = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+      >>> jnp.diag(optax.apply_updates(params, updates)["kernel"]).round(4)
+      Array([1.5   , 1.    , 0.6667], dtype=float32)
+
+    References:
+      Jia, `Improving training of deep neural networks via Singular Value Bounding
+      <https://arxiv.org/abs/1611.06013>`_, 2016
+    """
+    name = "bound_singular_values"
+    check_method(name, method)
+    check_timing(name, epsilon, every, until)
+    if axis_name is not None and mesh is not None:
+        raise ValueError(f"{name} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both.")
+    if not callable(scale) and not is_traced(scale) and not 0 < float(scale) < math.inf:
+        raise ValueError(f"{name} needs a positive, finite scale, got {scale}.")
+
+    def init_fn(params: optax.Params) -> BoundSingularValuesState:
+        matrix_leaves(params, dimension_numbers)
+        zero, unknown = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
+        return BoundSingularValuesState(zero, zero, unknown, unknown, unknown, zero, zero)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: BoundSingularValuesState,
+        params: optax.Params | None = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, BoundSingularValuesState]:
+        del extra_args
+        check_params(name, params)
+        leaves = matrix_leaves(params, dimension_numbers)
+        count = optax.safe_increment(state.count)
+
+        def bound(values: list[jax.Array]) -> tuple[list[jax.Array], BoundSingularValuesState]:
+            band = epsilon(state.count) if callable(epsilon) else epsilon
+            bounded, reading = project_leaves(
+                leaves, values, band, scale=scale, method=method, axis_name=axis_name, mesh=mesh
+            )
+            return bounded, _singular_values_state(count, reading)
+
+        due = is_due(count, every, until)
+        indices = [leaf.index for leaf in leaves]
+        return replace_updates(updates, params, indices, due, bound, state, count, keep_dtype)
+
+    return masked(init_fn, update_fn, where)
+
+
+def bound_batch_norm_scales(
+    epsilon: optax.ScalarOrSchedule,
+    every: int = 1,
+    *,
+    until: int | None = None,
+    kind: Kind = "bbn",
+    bn_epsilon: float = 1e-5,
+    where: Where | None = None,
+    keep_dtype: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Bound the scales of every BatchNorm around their mean (BBN).
+
+    Every ``every`` steps the update of :math:`\gamma` is replaced by the one that lands on
+
+    .. math::
+      \gamma \leftarrow \alpha\varsigma\operatorname{clip}\left(\frac{\gamma}{\alpha\varsigma},
+      \frac{1}{1+\tilde\epsilon}, 1+\tilde\epsilon\right), \quad
+      \alpha = \operatorname{mean}(\gamma/\varsigma),
+
+    with :math:`\varsigma` the running standard deviation. The running variances come as the extra argument
+    ``batch_stats``: the statistics as this step updated them, in Linen's tree or NNX's state.
+
+    Args:
+      epsilon: :math:`\tilde\epsilon`, a number or a schedule.
+      every: steps between two boundings; the first is at step ``every``, counted from 1.
+      until: the last step at which to bound.
+      kind: ``bbn`` is the paper's. ``relative`` bounds :math:`\gamma` around its own mean, as the authors'
+        code does by default; it uses no variance, and finds its layers through ``batch_stats`` or, if none
+        is given, through ``where``.
+      bn_epsilon: what the network's BatchNorm adds to its variance.
+      where: a mask as ``optax.masked`` takes it; leaves outside it are left alone.
+      keep_dtype: as for :func:`bound_singular_values`.
+
+    Returns:
+      A transformation whose ``update`` needs ``params`` and ``batch_stats``.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, optax, svb_jax
+      >>> params = {"bn": {"scale": jnp.array([8.0, 1.0, 0.1, 1.0])}}
+      >>> batch_stats = {"bn": {"var": jnp.ones(4)}}
+      >>> tx = svb_jax.bound_batch_norm_scales(epsilon=1.0)
+      >>> zeros = jax.tree.map(jnp.zeros_like, params)
+      >>> updates, _ = tx.update(zeros, tx.init(params), params, batch_stats=batch_stats)
+      >>> optax.apply_updates(params, updates)["bn"]["scale"].round(4)
+      Array([5.05  , 1.2625, 1.2625, 1.2625], dtype=float32)
+
+    References:
+      Jia, `Improving training of deep neural networks via Singular Value Bounding
+      <https://arxiv.org/abs/1611.06013>`_, 2016
+    """
+    name = "bound_batch_norm_scales"
+    check_kind(name, kind)
+    check_timing(name, epsilon, every, until)
+
+    def init_fn(params: optax.Params) -> BoundBatchNormScalesState:
+        del params
+        zero, unknown = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
+        return BoundBatchNormScalesState(zero, zero, unknown, zero)
+
+    def update_fn(
+        updates: optax.Updates,
+        state: BoundBatchNormScalesState,
+        params: optax.Params | None = None,
+        *,
+        batch_stats: Any = None,
+        **extra_args: Any,
+    ) -> tuple[optax.Updates, BoundBatchNormScalesState]:
+        del extra_args
+        check_params(name, params)
+        by_where = kind == "relative" and batch_stats is None and where is not None
+        if batch_stats is None and not by_where:
+            raise ValueError(
+                f"{name} needs the running variances: call tx.update(grads, state, params, "
+                "batch_stats=batch_stats). Wrappers that drop extra arguments, such as optax.MultiSteps inside "
+                "a chain, cannot hold it; put it around them."
+            )
+        leaves = scale_leaves(params, batch_stats, all_scales=by_where)
+        count = optax.safe_increment(state.count)
+
+        def bound(values: list[jax.Array]) -> tuple[list[jax.Array], BoundBatchNormScalesState]:
+            band = epsilon(state.count) if callable(epsilon) else epsilon
+            results = [
+                clip_scales(value, leaf.variance, band, kind, bn_epsilon)
+                for leaf, value in zip(leaves, values, strict=True)
+            ]
+            readings = [reading for _, reading in results]
+            return [bounded for bounded, _ in results], _scales_state(count, readings)
+
+        due = is_due(count, every, until)
+        indices = [leaf.index for leaf in leaves]
+        return replace_updates(updates, params, indices, due, bound, state, count, keep_dtype)
+
+    return masked(init_fn, update_fn, where)
+
+
+def svb(
+    inner: optax.GradientTransformation, epsilon: optax.ScalarOrSchedule, every: int = 1, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Train with Singular Value Bounding: ``inner``, with every weight matrix bounded every ``every`` steps.
+
+    Args:
+      inner: any optax optimizer.
+      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``.
+      every: steps between two projections.
+      **options: those of :func:`bound_singular_values`.
+
+    Returns:
+      An optimizer that passes extra arguments on to ``inner``.
+
+    Example:
+      >>> import optax, svb_jax
+      >>> tx = svb_jax.svb(optax.sgd(0.5, momentum=0.9, nesterov=True), epsilon=0.5, every=391)
+    """
+    return optax.chain(inner, bound_singular_values(epsilon, every, **options))
+
+
+def bbn(
+    inner: optax.GradientTransformation, epsilon: optax.ScalarOrSchedule, every: int = 1, **options: Any
+) -> optax.GradientTransformationExtraArgs:
+    """Train with Bounded Batch Normalization: ``inner``, with BatchNorm's scales bounded every ``every`` steps.
+
+    Args:
+      inner: any optax optimizer, such as :func:`svb`'s.
+      epsilon: the band around the mean.
+      every: steps between two boundings.
+      **options: those of :func:`bound_batch_norm_scales`.
+
+    Returns:
+      An optimizer whose ``update`` needs ``batch_stats`` and passes extra arguments on to ``inner``.
+
+    Example:
+      >>> import optax, svb_jax
+      >>> tx = svb_jax.bbn(svb_jax.svb(optax.sgd(0.5), epsilon=0.5, every=391), epsilon=1.0, every=391)
+    """
+    return optax.chain(inner, bound_batch_norm_scales(epsilon, every, **options))
+
+
+def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
+    """Return what the last projections saw, out of any nested optax state, as a flat dict.
+
+    Keys are ``svb/step``, ``svb/sigma_min``, ``svb/sigma_max`` (before the projection; NaN by the route
+    ``polar``, which never knows them), ``svb/share_clipped``, ``svb/exact`` (matrices that took the exact
+    route), ``svb/skipped`` (matrices with non-finite entries), and ``bbn/step``, ``bbn/share_clipped``,
+    ``bbn/skipped``. Several bounds of a kind are ``svb.0/...``, ``svb.1/...``, in the state's order. The
+    values stay on the device; before the first projection the step is 0.
+
+    Example:
+      >>> import jax.numpy as jnp, optax, svb_jax
+      >>> tx = svb_jax.svb(optax.adam(1e-3), epsilon=0.5, every=100)
+      >>> sorted(svb_jax.projection_stats(tx.init({"kernel": jnp.eye(3)})))
+      ['svb/exact', 'svb/share_clipped', 'svb/sigma_max', 'svb/sigma_min', 'svb/skipped', 'svb/step']
+    """
+    kinds = {"svb": BoundSingularValuesState, "bbn": BoundBatchNormScalesState}
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, tuple(kinds.values())))
+    stats = {}
+    for name, kind in kinds.items():
+        states = [node for node in nodes if isinstance(node, kind)]
+        for position, state in enumerate(states):
+            prefix = name if len(states) == 1 else f"{name}.{position}"
+            stats |= {f"{prefix}/{key}": value for key, value in state._asdict().items() if key != "count"}
+    return stats
+
+
+def project_leaves(
+    leaves: list[MatrixLeaf],
+    values: Sequence[jax.Array],
+    epsilon: ArrayLike,
+    *,
+    scale: Scale = 1.0,
+    method: Method = "auto",
+    axis_name: AxisName | None = None,
+    mesh: Mesh | None = None,
+) -> tuple[list[jax.Array], Reading]:
+    """Return the leaves' values with every matrix bounded, in float32 or better, and what was seen."""
+    stacks = stack_by_shape(leaves, values)
+    bands = {}
+    for key, stack in stacks.items():
+        inputs, outputs = stack.shape[1:]
+        centre = scale(outputs, inputs) if callable(scale) else scale
+        bound = 1 + jnp.asarray(epsilon, stack.dtype)
+        bands[key] = centre / bound, centre * bound
+    clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
+    return unstack(leaves, clipped), reading
+
+
+def _singular_values_state(count: jax.Array, reading: Reading) -> BoundSingularValuesState:
+    nothing_seen = reading.values == 0
+    share = reading.clipped / jnp.maximum(reading.values, 1)
+    return BoundSingularValuesState(
+        count=count,
+        step=count,
+        sigma_min=jnp.where(nothing_seen, jnp.nan, reading.smallest),
+        sigma_max=jnp.where(nothing_seen, jnp.nan, reading.largest),
+        share_clipped=jnp.where(nothing_seen, jnp.nan, share).astype(jnp.float32),
+        exact=reading.exact,
+        skipped=reading.skipped,
+    )
+
+
+def _scales_state(count: jax.Array, readings: list[ScaleReading]) -> BoundBatchNormScalesState:
+    total = jax.tree.map(lambda *parts: sum(parts), *readings)
+    share = (total.clipped / total.values).astype(jnp.float32)
+    return BoundBatchNormScalesState(count=count, step=count, share_clipped=share, skipped=total.skipped)
