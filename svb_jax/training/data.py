@@ -138,7 +138,7 @@ def _synthetic(image_size: int) -> Dataset:
 
 def _cifar(name: str, data_dir: Path) -> Dataset:
     stored = find_dataset(name, data_dir)
-    train, test = (Split(*read_split(stored, split)) for split in ("train", "test"))
+    train, test = Split(*read_split(stored, "train")), Split(*read_split(stored, "test"))
     return Dataset(name, train, test, stored.num_classes)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -30,15 +30,18 @@ class StoredDataset:
 
     folder: Path
     num_classes: int
-    num_examples: dict[str, int]
-    """By split."""
+    num_train: int
+    num_test: int
+    test_split: str
+    """What TFDS calls the split to test on: ImageNet's own test images have no labels."""
 
-    def open(self, split: str) -> Sequence[dict[str, Any]]:
+    def open(self, split: Literal["train", "test"]) -> Sequence[dict[str, Any]]:
         """Open a split for random access; its images stay the bytes of their JPEG or PNG files."""
         import tensorflow_datasets as tfds  # takes seconds: only for those who read such a data set
 
+        stored_split = self.test_split if split == "test" else split
         builder: Any = tfds.builder_from_directory(self.folder)
-        return builder.as_data_source(split, decoders={"image": tfds.decode.SkipDecoding()})
+        return builder.as_data_source(stored_split, decoders={"image": tfds.decode.SkipDecoding()})
 
 
 def find_dataset(name: str, data_dir: Path) -> StoredDataset:
@@ -72,7 +75,7 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
     return _describe(folder)
 
 
-def read_split(dataset: StoredDataset, split: str) -> tuple[np.ndarray, np.ndarray]:
+def read_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
     """Read a whole split of CIFAR's images, in the order of the official files.
 
     The first reading decodes every image, half a minute for CIFAR-10, and leaves the pixels beside the
@@ -99,7 +102,7 @@ def read_split(dataset: StoredDataset, split: str) -> tuple[np.ndarray, np.ndarr
 
 
 def decode_image(data: bytes) -> Image.Image:
-    """Decode a JPEG or PNG file to an RGB image."""
+    """Decode a JPEG or PNG file to an RGB image, whatever its own colours are."""
     with Image.open(io.BytesIO(data)) as image:
         return image.convert("RGB")
 
@@ -108,8 +111,14 @@ def _describe(folder: Path) -> StoredDataset:
     import tensorflow_datasets as tfds
 
     info: Any = tfds.builder_from_directory(folder).info
-    counts = {split: info.splits[split].num_examples for split in info.splits}
-    return StoredDataset(folder, info.features["label"].num_classes, counts)
+    test_split = "validation" if "validation" in info.splits else "test"
+    return StoredDataset(
+        folder,
+        num_classes=info.features["label"].num_classes,
+        num_train=info.splits["train"].num_examples,
+        num_test=info.splits[test_split].num_examples,
+        test_split=test_split,
+    )
 
 
 def _decode_split(source: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
