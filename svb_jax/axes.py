@@ -128,7 +128,8 @@ def attention(params: Any) -> Any:
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
-      >>> svb_jax.attention({"query": {"kernel": jnp.ones((8, 2, 4))}, "out": {"kernel": jnp.ones((2, 4, 8))}})
+      >>> query, out = jnp.ones((8, 2, 4)), jnp.ones((2, 4, 8))
+      >>> svb_jax.attention({"query": {"kernel": query}, "out": {"kernel": out}})
       {'out': {'kernel': MatrixAxes(reduction=(0, 1), output=2, groups=1)},
        'query': {'kernel': MatrixAxes(reduction=(0,), output=(1, 2), groups=1)}}
     """

@@ -1,6 +1,6 @@
 """Bounded Batch Normalization: keeping a layer's scales near their mean."""
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ Kind = Literal["bbn", "relative"]
 
 
 class ScaleLeaf(NamedTuple):
-    """One layer's scale: where it stands in the flattened parameters, and its running variance."""
+    """One layer's scale: its position in the flattened parameters, and its running variance."""
 
-    index: int
+    position: int
     path: str
     variance: jax.Array | None
 
@@ -27,44 +27,59 @@ class ScaleReading(NamedTuple):
     skipped: jax.Array
 
 
-def check_kind(caller: str, kind: str) -> None:
-    """Raise unless ``kind`` names a form of BBN."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"{caller} needs kind to be one of {get_args(Kind)}, got {kind!r}.")
+def scale_leaves(
+    caller: str, params: Any, batch_stats: Any, kind: Kind, *, is_masked: bool
+) -> list[ScaleLeaf]:
+    """Return the BatchNorm scales: those with a running variance at the same path, or raise if none has.
 
-
-def scale_leaves(params: Any, batch_stats: Any, *, all_scales: bool = False) -> list[ScaleLeaf]:
-    """Return the BatchNorm scales: those whose path has a running variance, or all if asked.
-
-    LayerNorm and GroupNorm have a ``scale`` too, but no variance; a BatchNorm without scale has a
-    variance only. Both must be there.
+    LayerNorm and GroupNorm have a ``scale`` too, but no variance; a BatchNorm without scale has a variance
+    only. Without ``batch_stats`` the relative form takes every scale that a mask left in the tree.
     """
+    by_mask = kind == "relative" and batch_stats is None and is_masked
+    if batch_stats is None and not by_mask:
+        raise ValueError(
+            f"{caller} needs the running variances: pass batch_stats=batch_stats to update. A wrapper that "
+            "drops extra arguments, such as optax.MultiSteps inside a chain, cannot hold it."
+        )
     variances = {
         _owner(path): leaf
         for path, leaf in jax.tree_util.tree_flatten_with_path(batch_stats)[0]
         if leaf_name(path) == "var"
     }
     scales = [
-        ScaleLeaf(index, path_string(path), variances.get(_owner(path)))
-        for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(params)[0])
+        ScaleLeaf(position, path_string(path), variances.get(_owner(path)))
+        for position, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(params)[0])
         if leaf_name(path) == "scale"
     ]
-    found = scales if all_scales else [scale for scale in scales if scale.variance is not None]
+    found = [scale for scale in scales if by_mask or scale.variance is not None]
     if not found:
         raise ValueError(
-            "bound_batch_norm_scales found no BatchNorm: a parameter .../scale needs a running variance "
-            f".../var beside it in batch_stats. Scales: {[s.path for s in scales] or 'none'}; "
-            f"variances: {sorted(variances) or 'none'}."
+            f"{caller} found no BatchNorm: a parameter .../scale needs a running variance .../var in "
+            f"batch_stats. Scales: {', '.join(s.path for s in scales) or 'none'}; "
+            f"layers with variances: {', '.join(sorted(variances)) or 'none'}."
         )
     return found
 
 
+def clip_scale_leaves(
+    leaves: list[ScaleLeaf], values: list[jax.Array], epsilon: ArrayLike, kind: Kind, bn_epsilon: float
+) -> tuple[list[jax.Array], ScaleReading]:
+    """Bound every layer's scales, and sum up what was seen."""
+    bounded, readings = [], []
+    for leaf, value in zip(leaves, values, strict=True):
+        variance = leaf.variance if kind == "bbn" else None
+        scale, reading = clip_scales(value, variance, epsilon, bn_epsilon)
+        bounded.append(scale)
+        readings.append(reading)
+    return bounded, jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *readings)
+
+
 def clip_scales(
-    scale: jax.Array, variance: jax.Array | None, epsilon: ArrayLike, kind: Kind, bn_epsilon: float
+    scale: jax.Array, variance: jax.Array | None, epsilon: ArrayLike, bn_epsilon: float
 ) -> tuple[jax.Array, ScaleReading]:
     r"""Bound one layer's scales around their mean.
 
-    With :math:`\varsigma` the running standard deviation (one for ``relative``) and
+    With :math:`\varsigma` the running standard deviation (one without variances) and
     :math:`\alpha` the mean of :math:`\gamma/\varsigma`,
 
     .. math::
@@ -74,8 +89,7 @@ def clip_scales(
     The last axis is the channels; leading axes, as ``nn.scan`` makes them, are layers of their own.
     """
     gamma = scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
-    use_variance = kind == "bbn" and variance is not None
-    std = jnp.sqrt(variance.astype(gamma.dtype) + bn_epsilon) if use_variance else jnp.ones_like(gamma)
+    std = jnp.ones_like(gamma) if variance is None else jnp.sqrt(variance.astype(gamma.dtype) + bn_epsilon)
     ratio = gamma / std
     alpha = jnp.mean(ratio, axis=-1, keepdims=True)
     # Around a mean that is not positive the two bounds would change places and flip every sign.

@@ -1,7 +1,7 @@
 """SVB and BBN without an optimizer: from parameters to bounded parameters."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,11 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax.batch_norm import Kind, check_kind, clip_scales, scale_leaves
-from svb_jax.gating import Where, check_epsilon
+from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
+from svb_jax.checks import check_choice, check_epsilon
+from svb_jax.gating import Where
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
-from svb_jax.projection import Method, check_method
+from svb_jax.projection import Method
 from svb_jax.sharing import AxisName
 from svb_jax.transforms import Scale, project_leaves
 
@@ -46,7 +47,7 @@ def project(
       Array([[1., 0.],
              [0., 1.]], dtype=float32)
     """
-    check_method("project", method)
+    check_choice("project", "method", method, get_args(Method))
     check_epsilon("project", epsilon)
 
     def bound(params: Any) -> Any:
@@ -84,22 +85,20 @@ def project_batch_norm(
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
-      >>> params = {"bn": {"scale": jnp.array([1.0, 1.0, 4.0])}}
-      >>> svb_jax.project_batch_norm(params, {"bn": {"var": jnp.ones(3)}}, epsilon=1.0)["bn"]["scale"]
-      Array([1., 1., 4.], dtype=float32)
-      >>> svb_jax.project_batch_norm(params, {"bn": {"var": jnp.ones(3)}}, epsilon=0.5)["bn"]["scale"].round(4)
-      Array([1.3333, 1.3333, 3.    ], dtype=float32)
+      >>> params, batch_stats = {"bn": {"scale": jnp.array([1.0, 1.0, 7.0])}}, {"bn": {"var": jnp.ones(3)}}
+      >>> svb_jax.project_batch_norm(params, batch_stats, epsilon=1.0)["bn"]["scale"].round(4)
+      Array([1.5, 1.5, 6. ], dtype=float32)
     """
-    check_kind("project_batch_norm", kind)
+    check_choice("project_batch_norm", "kind", kind, get_args(Kind))
     check_epsilon("project_batch_norm", epsilon)
-    by_where = kind == "relative" and batch_stats is None and where is not None
 
     def bound(params: Any) -> Any:
         values, treedef = jax.tree.flatten(params)
-        for leaf in scale_leaves(params, batch_stats, all_scales=by_where):
-            old = values[leaf.index]
-            bounded, _ = clip_scales(old, leaf.variance, epsilon, kind, bn_epsilon)
-            values[leaf.index] = bounded.astype(old.dtype)
+        leaves = scale_leaves("project_batch_norm", params, batch_stats, kind, is_masked=where is not None)
+        chosen = [jnp.asarray(values[leaf.position]) for leaf in leaves]
+        bounded, _ = clip_scale_leaves(leaves, chosen, epsilon, kind, bn_epsilon)
+        for leaf, old, new in zip(leaves, chosen, bounded, strict=True):
+            values[leaf.position] = new.astype(old.dtype)
         return jax.tree.unflatten(treedef, values)
 
     return _apply_where(bound, params, where)

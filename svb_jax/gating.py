@@ -1,7 +1,7 @@
-"""What every bound does alike: act on due steps only, land the update on a bounded point, check its timing."""
+"""What every bound does alike: wait for its step, then land the update on a bounded point."""
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -10,23 +10,62 @@ import optax
 from jax import lax
 from jax.typing import ArrayLike
 
+from svb_jax.checks import check_count, check_epsilon
+
 # A mask as ``optax.masked`` takes it: a tree of booleans, or a function of the parameters.
 Where = Any | Callable[[Any], Any]
+Bounded = tuple[list[jax.Array], Mapping[str, jax.Array]]
+Bound = Callable[[list[jax.Array], ArrayLike], Bounded]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """When a bound acts, and how wide its band is then."""
+
+    epsilon: optax.ScalarOrSchedule
+    every: ArrayLike
+    until: ArrayLike | None
+
+    def check(self, caller: str) -> None:
+        """Raise where a number that is known is no sensible one."""
+        if not callable(self.epsilon):
+            check_epsilon(caller, self.epsilon)
+        check_count(caller, "every", self.every)
+        if self.until is not None:
+            check_count(caller, "until", self.until)
+
+    def is_due(self, step: jax.Array) -> jax.Array:
+        """Return whether to act at this step, counted from 1."""
+        # inject_hyperparams hands numbers over as arrays of its own type.
+        due = step % jnp.asarray(self.every).astype(jnp.int32) == 0
+        return due if self.until is None else due & (step <= jnp.asarray(self.until).astype(jnp.int32))
+
+    def epsilon_after(self, count: jax.Array) -> ArrayLike:
+        """Return the band's epsilon when ``count`` steps are behind."""
+        return self.epsilon(count) if callable(self.epsilon) else self.epsilon
 
 
 def replace_updates(
     updates: optax.Updates,
-    params: optax.Params,
-    indices: list[int],
-    due: jax.Array,
-    bound: Callable[[list[jax.Array]], tuple[list[jax.Array], Any]],
     state: Any,
-    count: jax.Array,
+    params: Any,
+    indices: list[int],
+    timing: Timing,
+    bound: Bound,
     keep_dtype: bool,
 ) -> tuple[optax.Updates, Any]:
     """Return the updates, on due steps with those at ``indices`` landing where ``bound`` says.
 
     One conditional holds all the work, so that other steps pay nothing.
+
+    Args:
+      updates: the step that would be taken.
+      state: a named tuple with ``count`` and ``step``, and whatever else ``bound`` returns by name.
+      params: the parameters before the step.
+      indices: which of the flattened leaves are bounded.
+      timing: when.
+      bound: from the stepped values and epsilon to the bounded values and what was seen.
+      keep_dtype: whether updates of half-precision leaves stay so, or become float32.
     """
     all_updates, treedef = jax.tree.flatten(updates)
     all_params = jax.tree.leaves(params)
@@ -36,53 +75,26 @@ def replace_updates(
     kept = [
         u.dtype if keep_dtype else jnp.promote_types(u.dtype, e) for u, e in zip(steps, exact, strict=True)
     ]
+    count = jnp.asarray(optax.safe_increment(state.count))
 
     def land(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         old = [p.astype(e) for p, e in zip(old, exact, strict=True)]
-        bounded, seen = bound([p + u.astype(p.dtype) for p, u in zip(old, steps, strict=True)])
-        return [(b - p).astype(k) for b, p, k in zip(bounded, old, kept, strict=True)], seen
+        stepped = [p + u.astype(p.dtype) for p, u in zip(old, steps, strict=True)]
+        bounded, seen = bound(stepped, timing.epsilon_after(state.count))
+        landed = [(b - p).astype(k) for b, p, k in zip(bounded, old, kept, strict=True)]
+        return landed, state._replace(count=count, step=count, **seen)
 
     def leave(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         del old
         return [u.astype(k) for u, k in zip(steps, kept, strict=True)], state._replace(count=count)
 
-    steps, state = lax.cond(due, land, leave, old, steps)
+    steps, state = lax.cond(timing.is_due(count), land, leave, old, steps)
     for index, step in zip(indices, steps, strict=True):
         all_updates[index] = step
     return jax.tree.unflatten(treedef, all_updates), state
 
 
-def check_epsilon(caller: str, epsilon: ArrayLike) -> None:
-    """Raise unless ``epsilon`` is finite and not negative, as far as it is known."""
-    if not is_traced(epsilon) and not 0 <= float(epsilon) < math.inf:
-        raise ValueError(f"{caller} needs a finite epsilon >= 0, got {epsilon}.")
-
-
 def masked(init_fn: Any, update_fn: Any, where: Where | None) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation, kept to the leaves that ``where`` selects."""
     tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
     return tx if where is None else optax.masked(tx, where)
-
-
-def is_due(count: jax.Array, every: ArrayLike, until: ArrayLike | None) -> jax.Array:
-    # inject_hyperparams hands numbers over as arrays of its own type.
-    due = count % jnp.asarray(every).astype(jnp.int32) == 0
-    return due if until is None else due & (count <= jnp.asarray(until).astype(jnp.int32))
-
-
-def is_traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
-
-
-def check_timing(caller: str, epsilon: optax.ScalarOrSchedule, every: int, until: int | None) -> None:
-    if not callable(epsilon):
-        check_epsilon(caller, epsilon)
-    for name, number in (("every", every), ("until", until)):
-        if number is None and name == "until":
-            continue
-        if not is_traced(number) and not (float(number) >= 1 and float(number).is_integer()):
-            raise ValueError(f"{caller} needs {name} to be a whole number of steps, 1 or more, got {number}.")
-
-
-def check_params(caller: str, params: Any) -> None:
-    if params is None:
-        raise ValueError(f"{caller} needs the parameters: call tx.update(grads, state, params).")

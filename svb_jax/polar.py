@@ -1,7 +1,10 @@
 """Clipping singular values with matrix products alone.
 
 The orthogonal factor of a matrix, msign(W) = U Vᵀ, is a limit of odd polynomials in W. With O = msign(W)
-and H = W Oᵀ (symmetric, its eigenvalues are W's singular values), clip(x, a, b) = (a + b + |a − x| − |b − x|) / 2
+and H = W Oᵀ, which is symmetric with W's singular values for eigenvalues,
+
+    clip(x, a, b) = (a + b + |a − x| − |b − x|) / 2
+
 becomes products, since |X| = msign(X) X for symmetric X.
 """
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from svb_jax.checks import check_band, check_choice
 from svb_jax.polar import clip_by_polar
 
 Method = Literal["auto", "svd", "gram", "polar"]
@@ -82,26 +83,12 @@ def clip_singular_values(
             "clip_singular_values needs real floating-point matrices of shape (..., m, n), "
             f"got {matrices.dtype} of shape {matrices.shape}."
         )
-    check_method("clip_singular_values", method)
+    check_choice("clip_singular_values", "method", method, get_args(Method))
     check_band("clip_singular_values", lower, upper)
     compute = matrices.astype(jnp.promote_types(matrices.dtype, jnp.float32))
     stack = compute.reshape(math.prod(matrices.shape[:-2]), *matrices.shape[-2:])
     clipped, _ = clip_stack(stack, lower, upper, method, empty_reading())
     return clipped.reshape(matrices.shape).astype(matrices.dtype)
-
-
-def check_method(caller: str, method: str) -> None:
-    """Raise unless ``method`` names a route."""
-    if method not in get_args(Method):
-        raise ValueError(f"{caller} needs method to be one of {get_args(Method)}, got {method!r}.")
-
-
-def check_band(caller: str, lower: ArrayLike, upper: ArrayLike) -> None:
-    """Raise unless 0 <= lower <= upper < inf, as far as these are known."""
-    if isinstance(lower, jax.core.Tracer) or isinstance(upper, jax.core.Tracer):
-        return
-    if not (jnp.ndim(lower) == jnp.ndim(upper) == 0 and 0 <= float(lower) <= float(upper) < math.inf):
-        raise ValueError(f"{caller} needs 0 <= lower <= upper < inf, got lower={lower} and upper={upper}.")
 
 
 def clip_stack(

@@ -1,11 +1,8 @@
 """The paper's learning rate: a staircase whose steps are evenly spaced on a logarithmic scale."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import optax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 
@@ -33,14 +30,15 @@ def staircase_schedule(
       A function from the 0-based step count to the value.
 
     Example:
-      >>> schedule = staircase_schedule(1.0, 0.01, num_stages=3, steps_per_stage=2)
+      >>> import svb_jax
+      >>> schedule = svb_jax.staircase_schedule(1.0, 0.01, num_stages=3, steps_per_stage=2)
       >>> [round(float(schedule(count)), 4) for count in range(8)]
       [1.0, 1.0, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01]
     """
-    _check_positive("start", start)
-    _check_positive("end", end)
-    _check_count("num_stages", num_stages)
-    _check_count("steps_per_stage", steps_per_stage)
+    for name, value in (("start", start), ("end", end)):
+        check_positive("staircase_schedule", name, value)
+    for name, count in (("num_stages", num_stages), ("steps_per_stage", steps_per_stage)):
+        check_count("staircase_schedule", name, count)
 
     def schedule(count: ArrayLike) -> jax.Array:
         stage = jnp.clip(jnp.asarray(count) // steps_per_stage, 0, num_stages - 1)
@@ -49,15 +47,3 @@ def staircase_schedule(
         return jnp.power(start, 1 - fraction) * jnp.power(end, fraction)
 
     return schedule
-
-
-def _check_positive(name: str, value: float | jax.Array) -> None:
-    if isinstance(value, Tracer):
-        return
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"staircase_schedule needs a positive finite {name}, got {value!r}.")
-
-
-def _check_count(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"staircase_schedule needs {name} of at least 1, got {value!r}.")

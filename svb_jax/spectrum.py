@@ -15,6 +15,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from svb_jax.axes import path_string
+from svb_jax.checks import check_epsilon
 from svb_jax.matrices import DimensionNumbers, matrices_by_path
 
 # What float32 leaves of a value that was clipped to the band's edge.
@@ -34,9 +35,9 @@ def singular_values(params: Any, *, dimension_numbers: DimensionNumbers = None) 
       has NaN for values.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, svb_jax
       >>> params = {"Dense_0": {"kernel": jnp.diag(jnp.array([0.5, 3.0, 1.0])), "bias": jnp.zeros(3)}}
-      >>> singular_values(params)
+      >>> svb_jax.singular_values(params)
       {'Dense_0/kernel': array([3. , 1. , 0.5])}
     """
     stacks = matrices_by_path(params, dimension_numbers)
@@ -102,17 +103,16 @@ def spectrum_summary(
       A :class:`SpectrumSummary`, which prints as a table.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, svb_jax
       >>> hidden, out = jnp.diag(jnp.array([0.5, 3.0, 1.0])), jnp.eye(3, 2)
       >>> params = {"Dense_0": {"kernel": hidden}, "out": {"kernel": out}}
-      >>> print(spectrum_summary(params, epsilon=0.5))
+      >>> print(svb_jax.spectrum_summary(params, epsilon=0.5))
       singular values, band [0.6667, 1.5]
       matrix          count  out x in     min     max  condition  in band  |WW'-I|
       Dense_0/kernel      1     3 x 3  0.5000  3.0000       6.00    33.3%   8.0351
       out/kernel          1     2 x 3  1.0000  1.0000       1.00   100.0%   0.0000
     """
-    if not (math.isfinite(epsilon) and epsilon >= 0):
-        raise ValueError(f"spectrum_summary needs a finite epsilon of at least 0, got {epsilon!r}.")
+    check_epsilon("spectrum_summary", epsilon)
     band = (1 / (1 + epsilon), 1 + epsilon)
     stacks = matrices_by_path(params, dimension_numbers)
     return SpectrumSummary(tuple(_summary_row(path, stack, band) for path, stack in stacks.items()), band)
@@ -149,12 +149,13 @@ def conv_operator_singular_values(
     Example:
       A mean over three neighbours keeps a constant image and wipes out a wave of three pixels:
 
-      >>> import jax.numpy as jnp
-      >>> conv_operator_singular_values(jnp.ones((1, 3, 1, 1)) / 3, (1, 3)).round(6)
+      >>> import jax.numpy as jnp, svb_jax
+      >>> svb_jax.conv_operator_singular_values(jnp.ones((1, 3, 1, 1)) / 3, (1, 3)).round(6)
       array([1., 0., 0.])
 
     References:
-      Sedghi, Gupta and Long, `The Singular Values of Convolutional Layers <https://arxiv.org/abs/1805.10408>`_.
+      Sedghi, Gupta and Long, `The Singular Values of Convolutional Layers
+      <https://arxiv.org/abs/1805.10408>`_, 2019.
     """
     kernel = np.asarray(kernel, np.float64)
     strides = (strides, strides) if isinstance(strides, int) else strides
@@ -193,10 +194,11 @@ def folded_singular_values(
       From each paired kernel's path to the singular values, as in :func:`singular_values`.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax.numpy as jnp, svb_jax
       >>> params = {"Dense_0": {"kernel": jnp.eye(2)}, "BatchNorm_0": {"scale": jnp.array([1.0, 3.0])}}
       >>> batch_stats = {"BatchNorm_0": {"mean": jnp.zeros(2), "var": jnp.array([1.0, 0.25])}}
-      >>> folded_singular_values(params, batch_stats, [("Dense_0/kernel", "BatchNorm_0")], bn_epsilon=0.0)
+      >>> pairs = [("Dense_0/kernel", "BatchNorm_0")]
+      >>> svb_jax.folded_singular_values(params, batch_stats, pairs, bn_epsilon=0.0)
       {'Dense_0/kernel': array([6., 1.])}
     """
     stacks = matrices_by_path(params, dimension_numbers)
@@ -207,9 +209,7 @@ def folded_singular_values(
         variance = np.asarray(_named(norm, variances, "the path of a BatchNorm in batch_stats"), np.float64)
         gains = np.asarray(scales.get(norm, 1.0), np.float64) / np.sqrt(variance + bn_epsilon)
         if kernel in folded:
-            raise ValueError(
-                f"folded_singular_values needs one BatchNorm a kernel, got a second for {kernel!r}."
-            )
+            raise ValueError(f"folded_singular_values needs one BatchNorm a kernel, got two for {kernel!r}.")
         folded[kernel] = _one_row_flat(_spectra(stack * _gain_of_each_output(gains, stack, kernel, norm)))
     return folded
 

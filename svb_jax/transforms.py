@@ -1,8 +1,7 @@
 """SVB and BBN as optax transformations: chainable bounds, and wrappers around an optimizer."""
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,11 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax.batch_norm import Kind, ScaleReading, check_kind, clip_scales, scale_leaves
-from svb_jax.gating import Where, check_params, check_timing, is_due, is_traced, masked, replace_updates
+from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
+from svb_jax.checks import check_choice, check_params, check_positive
+from svb_jax.gating import Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, MatrixLeaf, matrix_leaves, stack_by_shape, unstack
-from svb_jax.projection import Method, Reading, check_method
+from svb_jax.projection import Method, Reading
 from svb_jax.sharing import AxisName, clip_stacks
 
 Scale = float | Callable[[int, int], float]
@@ -96,12 +96,13 @@ def bound_singular_values(
       <https://arxiv.org/abs/1611.06013>`_, 2016
     """
     name = "bound_singular_values"
-    check_method(name, method)
-    check_timing(name, epsilon, every, until)
+    timing = Timing(epsilon, every, until)
+    timing.check(name)
+    check_choice(name, "method", method, get_args(Method))
+    if not callable(scale):
+        check_positive(name, "scale", scale)
     if axis_name is not None and mesh is not None:
         raise ValueError(f"{name} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both.")
-    if not callable(scale) and not is_traced(scale) and not 0 < float(scale) < math.inf:
-        raise ValueError(f"{name} needs a positive, finite scale, got {scale}.")
 
     def init_fn(params: optax.Params) -> BoundSingularValuesState:
         matrix_leaves(params, dimension_numbers)
@@ -117,18 +118,17 @@ def bound_singular_values(
         del extra_args
         check_params(name, params)
         leaves = matrix_leaves(params, dimension_numbers)
-        count = optax.safe_increment(state.count)
 
-        def bound(values: list[jax.Array]) -> tuple[list[jax.Array], BoundSingularValuesState]:
-            band = epsilon(state.count) if callable(epsilon) else epsilon
+        def bound(
+            values: list[jax.Array], epsilon: ArrayLike
+        ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
             bounded, reading = project_leaves(
-                leaves, values, band, scale=scale, method=method, axis_name=axis_name, mesh=mesh
+                leaves, values, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
             )
-            return bounded, _singular_values_state(count, reading)
+            return bounded, _summed_up(reading)
 
-        due = is_due(count, every, until)
         indices = [leaf.index for leaf in leaves]
-        return replace_updates(updates, params, indices, due, bound, state, count, keep_dtype)
+        return replace_updates(updates, state, params, indices, timing, bound, keep_dtype)
 
     return masked(init_fn, update_fn, where)
 
@@ -171,26 +171,27 @@ def bound_batch_norm_scales(
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, svb_jax
-      >>> params = {"bn": {"scale": jnp.array([8.0, 1.0, 0.1, 1.0])}}
+      >>> params = {"bn": {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])}}
       >>> batch_stats = {"bn": {"var": jnp.ones(4)}}
       >>> tx = svb_jax.bound_batch_norm_scales(epsilon=1.0)
       >>> zeros = jax.tree.map(jnp.zeros_like, params)
       >>> updates, _ = tx.update(zeros, tx.init(params), params, batch_stats=batch_stats)
       >>> optax.apply_updates(params, updates)["bn"]["scale"].round(4)
-      Array([5.05  , 1.2625, 1.2625, 1.2625], dtype=float32)
+      Array([6. , 1.5, 1.5, 2. ], dtype=float32)
 
     References:
       Jia, `Improving training of deep neural networks via Singular Value Bounding
       <https://arxiv.org/abs/1611.06013>`_, 2016
     """
     name = "bound_batch_norm_scales"
-    check_kind(name, kind)
-    check_timing(name, epsilon, every, until)
+    timing = Timing(epsilon, every, until)
+    timing.check(name)
+    check_choice(name, "kind", kind, get_args(Kind))
 
     def init_fn(params: optax.Params) -> BoundBatchNormScalesState:
         del params
-        zero, unknown = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
-        return BoundBatchNormScalesState(zero, zero, unknown, zero)
+        zero = jnp.zeros((), jnp.int32)
+        return BoundBatchNormScalesState(zero, zero, jnp.full((), jnp.nan, jnp.float32), zero)
 
     def update_fn(
         updates: optax.Updates,
@@ -202,28 +203,17 @@ def bound_batch_norm_scales(
     ) -> tuple[optax.Updates, BoundBatchNormScalesState]:
         del extra_args
         check_params(name, params)
-        by_where = kind == "relative" and batch_stats is None and where is not None
-        if batch_stats is None and not by_where:
-            raise ValueError(
-                f"{name} needs the running variances: call tx.update(grads, state, params, "
-                "batch_stats=batch_stats). Wrappers that drop extra arguments, such as optax.MultiSteps inside "
-                "a chain, cannot hold it; put it around them."
-            )
-        leaves = scale_leaves(params, batch_stats, all_scales=by_where)
-        count = optax.safe_increment(state.count)
+        leaves = scale_leaves(name, params, batch_stats, kind, is_masked=where is not None)
 
-        def bound(values: list[jax.Array]) -> tuple[list[jax.Array], BoundBatchNormScalesState]:
-            band = epsilon(state.count) if callable(epsilon) else epsilon
-            results = [
-                clip_scales(value, leaf.variance, band, kind, bn_epsilon)
-                for leaf, value in zip(leaves, values, strict=True)
-            ]
-            readings = [reading for _, reading in results]
-            return [bounded for bounded, _ in results], _scales_state(count, readings)
+        def bound(
+            values: list[jax.Array], epsilon: ArrayLike
+        ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
+            bounded, reading = clip_scale_leaves(leaves, values, epsilon, kind, bn_epsilon)
+            share = (reading.clipped / reading.values).astype(jnp.float32)
+            return bounded, {"share_clipped": share, "skipped": reading.skipped}
 
-        due = is_due(count, every, until)
-        indices = [leaf.index for leaf in leaves]
-        return replace_updates(updates, params, indices, due, bound, state, count, keep_dtype)
+        indices = [leaf.position for leaf in leaves]
+        return replace_updates(updates, state, params, indices, timing, bound, keep_dtype)
 
     return masked(init_fn, update_fn, where)
 
@@ -252,7 +242,7 @@ def svb(
 def bbn(
     inner: optax.GradientTransformation, epsilon: optax.ScalarOrSchedule, every: int = 1, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
-    """Train with Bounded Batch Normalization: ``inner``, with BatchNorm's scales bounded every ``every`` steps.
+    """Train with Bounded Batch Normalization: ``inner``, with scales bounded every ``every`` steps.
 
     Args:
       inner: any optax optimizer, such as :func:`svb`'s.
@@ -298,7 +288,7 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
 
 def project_leaves(
     leaves: list[MatrixLeaf],
-    values: Sequence[jax.Array],
+    values: list[jax.Array],
     epsilon: ArrayLike,
     *,
     scale: Scale = 1.0,
@@ -318,21 +308,13 @@ def project_leaves(
     return unstack(leaves, clipped), reading
 
 
-def _singular_values_state(count: jax.Array, reading: Reading) -> BoundSingularValuesState:
-    nothing_seen = reading.values == 0
-    share = reading.clipped / jnp.maximum(reading.values, 1)
-    return BoundSingularValuesState(
-        count=count,
-        step=count,
-        sigma_min=jnp.where(nothing_seen, jnp.nan, reading.smallest),
-        sigma_max=jnp.where(nothing_seen, jnp.nan, reading.largest),
-        share_clipped=jnp.where(nothing_seen, jnp.nan, share).astype(jnp.float32),
-        exact=reading.exact,
-        skipped=reading.skipped,
-    )
-
-
-def _scales_state(count: jax.Array, readings: list[ScaleReading]) -> BoundBatchNormScalesState:
-    total = jax.tree.map(lambda *parts: sum(parts), *readings)
-    share = (total.clipped / total.values).astype(jnp.float32)
-    return BoundBatchNormScalesState(count=count, step=count, share_clipped=share, skipped=total.skipped)
+def _summed_up(reading: Reading) -> dict[str, jax.Array]:
+    # Where every matrix was skipped there is nothing to report.
+    known = jnp.where(reading.values > 0, 1.0, jnp.nan).astype(jnp.float32)
+    return {
+        "sigma_min": known * reading.smallest,
+        "sigma_max": known * reading.largest,
+        "share_clipped": known * (reading.clipped / jnp.maximum(reading.values, 1)),
+        "exact": reading.exact,
+        "skipped": reading.skipped,
+    }
