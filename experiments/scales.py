@@ -1,0 +1,65 @@
+"""Three sizes of every experiment: ``full`` as the paper ran it, ``small`` for a CPU, ``smoke`` for seconds.
+
+A scale is a pure function from a row's configuration to a smaller one. It never touches what the row is
+about: the bands of SVB and BBN, the learning rates, the momentum, the weight decay.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from svb_jax.training.config import TrainConfig
+
+Scale = Callable[[TrainConfig], TrainConfig]
+
+# Depth is the X of 6X + 2 layers; the plain ConvNets are narrow enough to keep theirs.
+SMALL_NETWORKS: Mapping[str, Mapping[str, Any]] = {
+    "preact_resnet_68": {"depth": 3},
+    "wrn_28_10_authors": {"depth": 1, "width": 0.2},
+    "wrn_28_16_authors": {"depth": 1, "width": 0.2},
+    "inception_resnet_cifar": {"width": 0.0625},
+    "inception_resnet_imagenet": {"model": "inception_resnet_cifar", "width": 0.0625},
+}
+SMALL_DATA = {"imagenet2012": "cifar10"}
+
+
+def full(config: TrainConfig) -> TrainConfig:
+    """As the paper and the authors' code have it; an accelerator's work."""
+    return config
+
+
+def small(config: TrainConfig) -> TrainConfig:
+    """Real CIFAR images, fewer and at half the size, for 15 epochs: minutes a run on two CPU cores.
+
+    The learning rate falls once an epoch instead of once in two, so that it still takes its whole way
+    from the first rate to the last.
+    """
+    return replace(
+        config,
+        **SMALL_NETWORKS.get(config.model, {}),
+        dataset=SMALL_DATA.get(config.dataset, config.dataset),
+        first=12_800,
+        image_size=16,
+        epochs=15,
+        learning_rate_stages=15,
+    )
+
+
+def smoke(config: TrainConfig) -> TrainConfig:
+    """The embedded digits and a narrow, shallow network for two epochs: seconds, to see that it all works."""
+    config = small(config)
+    return replace(
+        config,
+        dataset="digits",
+        first=256,
+        image_size=8,
+        width=0.25 * config.width,
+        depth=1,
+        batch_size=64,
+        epochs=2,
+        learning_rate_stages=2,
+        devices=1,
+    )
+
+
+SCALES: Mapping[str, Scale] = {"full": full, "small": small, "smoke": smoke}
