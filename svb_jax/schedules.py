@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from svb_jax.checks import check_count, check_positive
+
 
 def staircase_schedule(
     start: float | jax.Array, end: float | jax.Array, num_stages: int, steps_per_stage: int

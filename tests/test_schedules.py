@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from svb_jax.schedules import staircase_schedule
+from svb_jax import staircase_schedule
 
 
 def test_paper_recipe_holds_each_of_80_log_spaced_values_for_two_epochs():
@@ -53,12 +53,12 @@ def test_drives_an_optimizer():
 @pytest.mark.parametrize("name", ["start", "end"])
 def test_refuses_ends_without_a_logarithm(name, bad):
     arguments = {"start": 0.5, "end": 0.001, "num_stages": 2, "steps_per_stage": 1, name: bad}
-    with pytest.raises(ValueError, match=rf"staircase_schedule needs a positive finite {name}, got {bad}"):
+    with pytest.raises(ValueError, match=rf"staircase_schedule needs a positive, finite {name}, got {bad}"):
         staircase_schedule(**arguments)
 
 
 @pytest.mark.parametrize("name", ["num_stages", "steps_per_stage"])
 def test_refuses_stages_of_nothing(name):
     arguments = {"start": 0.5, "end": 0.001, "num_stages": 2, "steps_per_stage": 1, name: 0}
-    with pytest.raises(ValueError, match=f"staircase_schedule needs {name} of at least 1, got 0"):
+    with pytest.raises(ValueError, match=f"staircase_schedule needs {name} to be a whole number, 1 or more, got 0"):
         staircase_schedule(**arguments)
