@@ -57,8 +57,11 @@ def test_refuses_ends_without_a_logarithm(name, bad):
         staircase_schedule(**arguments)
 
 
+@pytest.mark.parametrize("bad", [0, -1, 1.5])
 @pytest.mark.parametrize("name", ["num_stages", "steps_per_stage"])
-def test_refuses_stages_of_nothing(name):
-    arguments = {"start": 0.5, "end": 0.001, "num_stages": 2, "steps_per_stage": 1, name: 0}
-    with pytest.raises(ValueError, match=f"staircase_schedule needs {name} to be a whole number, 1 or more, got 0"):
+def test_refuses_stages_that_are_not_whole(name, bad):
+    arguments = {"start": 0.5, "end": 0.001, "num_stages": 2, "steps_per_stage": 1, name: bad}
+    with pytest.raises(
+        ValueError, match=f"staircase_schedule needs {name} to be a whole number, .* got {bad}"
+    ):
         staircase_schedule(**arguments)

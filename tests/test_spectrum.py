@@ -1,5 +1,6 @@
 """Readings against matrices built from prescribed spectra, and convolutions against their dense matrices."""
 
+import doctest
 import math
 
 import flax.linen as nn
@@ -10,10 +11,11 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from svb_jax.axes import grouped_convolutions, scan_stacks
-from svb_jax.spectrum import (
+from svb_jax import (
     conv_operator_singular_values,
     folded_singular_values,
+    grouped_convolutions,
+    scan_stacks,
     singular_values,
     spectrum_summary,
 )
@@ -64,10 +66,11 @@ class TestSingularValues:
         kernel = jnp.diag(jnp.array([3.0, 1.0, 0.5], jnp.bfloat16))
         np.testing.assert_array_equal(singular_values({"kernel": kernel})["kernel"], [3.0, 1.0, 0.5])
 
-    def test_a_matrix_that_is_not_finite_reads_nan_and_spoils_no_other(self):
-        stack = jnp.stack([jnp.eye(2), jnp.full((2, 2), jnp.inf), jnp.full((2, 2), jnp.nan)])
+    @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+    def test_a_matrix_that_is_not_finite_reads_nan_and_spoils_no_other(self, bad):
+        stack = jnp.stack([jnp.eye(4), jnp.eye(4).at[2, 1].set(bad), 2 * jnp.eye(4)])
         values = singular_values({"s": {"kernel": stack}}, dimension_numbers=scan_stacks("s"))["s/kernel"]
-        np.testing.assert_array_equal(values, [[1, 1], [np.nan] * 2, [np.nan] * 2])
+        np.testing.assert_array_equal(values, [[1] * 4, [np.nan] * 4, [2] * 4])
 
     def test_reads_arrays_on_many_devices(self, rng):
         mesh = jax.make_mesh((8,), ("d",))
@@ -126,7 +129,7 @@ class TestSpectrumSummary:
 
     @pytest.mark.parametrize("epsilon", [-0.1, math.nan, math.inf])
     def test_refuses_a_band_that_is_none(self, epsilon):
-        with pytest.raises(ValueError, match="spectrum_summary needs a finite epsilon of at least 0, got"):
+        with pytest.raises(ValueError, match="spectrum_summary needs a finite epsilon >= 0, got"):
             spectrum_summary({"kernel": jnp.eye(2)}, epsilon)
 
 
@@ -199,6 +202,11 @@ class TestConvOperator:
         np.testing.assert_allclose(
             conv_operator_singular_values(kernel, (5, 4)), np.repeat(VALUES, 20), rtol=1e-12
         )
+
+    def test_patches_that_do_not_overlap_have_the_reshaped_kernels_spectrum(self, rng):
+        kernel = with_spectrum(rng, 2 * 3 * 2, 4, VALUES).reshape(2, 3, 2, 4)
+        values = conv_operator_singular_values(kernel, (4, 6), strides=(2, 3))
+        np.testing.assert_allclose(values, np.repeat(VALUES, 4), rtol=1e-12)
 
     @pytest.mark.parametrize(("strides", "overlap"), [((1, 1), 9), ((2, 2), 4), ((3, 1), 3), ((3, 3), 1)])
     def test_the_largest_value_is_bounded_by_how_often_a_pixel_is_read(self, rng, strides, overlap):
@@ -325,7 +333,7 @@ class TestFoldedSingularValues:
                 [("Conv_0/kernel", "BatchNorm")],
                 "needs the path of a BatchNorm in batch_stats in pairs, got 'BatchNorm'; the nearest is 'Bat",
             ),
-            (PAIRS * 2, "needs one BatchNorm a kernel, got a second for 'Conv_0/kernel'"),
+            (PAIRS * 2, "needs one BatchNorm a kernel, got two for 'Conv_0/kernel'"),
         ],
     )
     def test_refuses_pairs_that_are_none(self, rng, pairs, sentence):
@@ -341,3 +349,9 @@ class TestFoldedSingularValues:
         stats = {"norm": {"var": jnp.ones(3)}}
         with pytest.raises(ValueError, match="got 'norm' of 3 channels after 'kernel' of 2 outputs"):
             folded_singular_values({"kernel": jnp.eye(2)}, stats, [("kernel", "norm")])
+
+
+def test_the_method_pages_examples_run():
+    results = doctest.testfile("../docs/method.md")
+    assert results.attempted > 0
+    assert results.failed == 0
