@@ -10,9 +10,16 @@ from typing import Annotated, Literal
 
 import tyro
 
+from svb_jax.training.data import load
 from svb_jax.training.importing import download, import_archive
 
 Name = Literal["cifar10", "cifar100"]
+
+# Of the pixels and labels (Split.digest), in the order of the official files.
+DIGESTS = {
+    ("cifar10", "train"): "72c15e60c081b70e34054cb162580e0d24094d4efdce45b6c8c1fe5acc39221e",
+    ("cifar10", "test"): "8353b1fbf11acba6dc8b5e9d2fb108294de95b6e979d31428bf914289e4189c5",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +33,7 @@ class Download:
 
     def run(self) -> None:
         """Do it, and say where the data set is."""
-        _report(self.name, download(self.name, self.data_dir))
+        _report(self.name, download(self.name, self.data_dir), self.data_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +49,14 @@ class Import:
 
     def run(self) -> None:
         """Do it, and say where the data set is."""
-        _report(self.name, import_archive(self.name, self.source, self.data_dir))
+        _report(self.name, import_archive(self.name, self.source, self.data_dir), self.data_dir)
 
 
-def _report(name: str, folder: Path) -> None:
-    print(f"{name} is ready in {folder}.")
+def _report(name: Name, folder: Path, data_dir: Path) -> None:
+    # Reading it back checks what was written, and leaves the pixels decoded for the first run.
+    dataset = load(name, data_dir)
+    print(f"{name} is ready in {folder}:")
+    for split, images in (("train", dataset.train), ("test", dataset.test)):
+        found, known = images.digest(), DIGESTS.get((name, split))
+        warning = f", but it should be {known}" if known not in (None, found) else ""
+        print(f"  {split}: {len(images):,} images, SHA-256 {found}{warning}")

@@ -3,6 +3,7 @@
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -153,25 +154,31 @@ def _walk(layout: Layout, source: Path) -> Iterator[_File]:
 
 
 def _walk_archive(layout: Layout, source: Path) -> Iterator[_File]:
+    with _refusing_damage(layout, source), tarfile.open(source) as archive:
+        for member in archive:
+            path = PurePosixPath(member.name)
+            if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+                raise ValueError(
+                    f"{source} is not the official {layout.archive}: its member {member.name!r} is a link "
+                    "or a device, or points outside of the target folder. Nothing was imported."
+                )
+
+            def read(member: tarfile.TarInfo = member) -> bytes:
+                with _refusing_damage(layout, source):
+                    file = archive.extractfile(member)
+                    return file.read() if file else b""
+
+            yield _File(path, member.size, read)
+
+
+@contextmanager
+def _refusing_damage(layout: Layout, source: Path) -> Iterator[None]:
     try:
-        with tarfile.open(source) as archive:
-            for member in archive:
-                path = PurePosixPath(member.name)
-                if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
-                    raise ValueError(
-                        f"{source} is not the official {layout.archive}: its member {member.name!r} is a "
-                        "link or a device, or points outside of the target folder. Nothing was imported."
-                    )
-                yield _File(path, member.size, lambda member=member: _read_member(archive, member))
+        yield
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise ValueError(
             f"{source} is not a whole tar archive ({error}). Fetch {layout.url} anew."
         ) from error
-
-
-def _read_member(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = archive.extractfile(member)
-    return file.read() if file else b""
 
 
 def _parse(layout: Layout, split: str, data: bytes) -> Records:

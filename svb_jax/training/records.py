@@ -91,7 +91,7 @@ def read_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple
     cache = dataset.folder / f"decoded_{split}.npz"
     try:
         # numpy checks the sums of the zip archive: a damaged file is an error here, not a wrong pixel.
-        with np.load(cache) as arrays:
+        with cache.open("rb") as file, np.load(file) as arrays:
             return arrays["images"], arrays["labels"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         images, labels = _decode_split(dataset.open(split))

@@ -1,0 +1,171 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from svb_jax.training import importing
+from svb_jax.training.data import Split, average_down, load
+from svb_jax.training.records import find_dataset
+from tests.tiny_cifar import TINY10, write_tiny_cifar
+
+
+@pytest.fixture(scope="module")
+def cifar(tmp_path_factory):
+    """A data folder with a tiny CIFAR-10, and what it holds."""
+    data_dir = tmp_path_factory.mktemp("data")
+    expected = write_tiny_cifar(TINY10, data_dir / "download")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(importing.LAYOUTS, "cifar10", TINY10)
+        importing.import_archive("cifar10", data_dir / "download", data_dir)
+    return data_dir, expected
+
+
+def test_digits_are_scikit_learns_enlarged_four_times():
+    digits, original = load("digits"), load_digits()
+    assert (len(digits.train), len(digits.test), digits.num_classes, digits.mirror) == (1437, 360, 10, False)
+    images = np.concatenate([digits.train.images, digits.test.images])
+    assert (images.shape, images.dtype) == ((1797, 32, 32, 3), np.uint8)
+    for row, column, channel in [(0, 0, 0), (9, 14, 1), (17, 20, 2), (31, 31, 0)]:
+        grey = original.images[:, row // 4, column // 4] * 255 / 16
+        assert np.abs(images[:, row, column, channel] - grey).max() <= 0.5
+    assert np.array_equal(np.concatenate([digits.train.labels, digits.test.labels]), original.target)
+    assert digits.train.labels.dtype == np.int32
+
+
+def test_native_digits_lose_nothing():
+    native = load("digits", image_size=8).train.images
+    assert native.shape == (1437, 8, 8, 3)
+    assert np.array_equal(native, load("digits").train.images[:, ::4, ::4])
+    assert len(np.unique(native)) == 17
+
+
+def test_first_cuts_the_training_images_only():
+    whole, cut = load("digits"), load("digits", first=5)
+    assert np.array_equal(cut.train.images, whole.train.images[:5])
+    assert np.array_equal(cut.train.labels, whole.train.labels[:5])
+    assert len(cut.test) == 360
+
+
+@pytest.mark.parametrize("first", [0, -1, 1438])
+def test_first_must_be_a_number_of_images_that_there_are(first):
+    with pytest.raises(ValueError, match=f"between 1 and the 1437 training images, got {first}"):
+        load("digits", first=first)
+
+
+@pytest.mark.parametrize("image_size", [32, 20])
+def test_the_synthetic_images_are_always_the_same_and_can_be_learned(image_size):
+    data = load("synthetic", image_size=image_size)
+    assert data.train.images.shape == (512, image_size, image_size, 3)
+    again = load("synthetic", image_size=image_size)
+    assert data.train.digest() == again.train.digest() != data.test.digest()
+    means = np.stack([data.train.images[data.train.labels == label].mean(axis=0) for label in range(10)])
+    distances = ((data.test.images[:, None] - means) ** 2).sum(axis=(2, 3, 4))
+    assert np.array_equal(distances.argmin(axis=1), data.test.labels)
+
+
+def test_averaging_takes_blocks_of_pixels_and_rounds():
+    image = np.zeros((1, 4, 4, 2), np.uint8)
+    image[0, :2, :2, 0] = [[1, 2], [3, 5]]  # mean 2.75
+    image[0, 2:, :2, 1] = 255
+    assert average_down(image, 2)[0, :, :, 0].tolist() == [[3, 0], [0, 0]]
+    assert average_down(image, 2)[0, :, :, 1].tolist() == [[0, 0], [255, 0]]
+    assert average_down(image, 4).tolist() == image.tolist()
+
+
+@pytest.mark.parametrize("size", [0, 3, 64])
+def test_a_size_that_does_not_divide_is_refused(size):
+    with pytest.raises(ValueError, match=f"divides 32, got {size}"):
+        average_down(np.zeros((1, 32, 32, 3), np.uint8), size)
+
+
+def test_a_digest_sees_pixels_labels_and_order():
+    images, labels = np.arange(12, dtype=np.uint8).reshape(2, 2, 1, 3), np.array([1, 2], np.int32)
+    other_image, other_label = images.copy(), labels.copy()
+    other_image[0, 0, 0, 0] ^= 1
+    other_label[1] = 3
+    splits = [
+        Split(images, labels),
+        Split(images[::-1], labels[::-1]),
+        Split(other_image, labels),
+        Split(images, other_label),
+    ]
+    assert len({split.digest() for split in splits}) == 4
+
+
+def test_unknown_names_are_refused_with_those_that_there_are():
+    with pytest.raises(ValueError, match=r"digits, cifar10, cifar100, synthetic, got 'mnist'.*imagenet2012"):
+        load("mnist")
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_a_missing_data_set_says_both_ways_to_get_it(name, tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        load(name, tmp_path)
+    assert str(tmp_path) in str(error.value)
+    assert f"data download --name {name}" in str(error.value)
+    assert f"data import --name {name} --from cifar-{name[5:]}-binary.tar.gz" in str(error.value)
+
+
+def test_an_unfinished_data_set_counts_as_missing(tmp_path):
+    unfinished = tmp_path / "cifar10" / "incomplete.A1B2C3_3.0.2"
+    unfinished.mkdir(parents=True)
+    (unfinished / "dataset_info.json").write_text(json.dumps({"fileFormat": "array_record"}))
+    with pytest.raises(FileNotFoundError, match="There is no cifar10"):
+        load("cifar10", tmp_path)
+
+
+def test_another_file_format_is_refused(tmp_path):
+    folder = tmp_path / "cifar10" / "3.0.2"
+    folder.mkdir(parents=True)
+    (folder / "dataset_info.json").write_text(json.dumps({"fileFormat": "tfrecord"}))
+    with pytest.raises(ValueError, match="array_record, got tfrecord"):
+        load("cifar10", tmp_path)
+
+
+def test_images_come_in_the_order_of_the_official_files(cifar):
+    data_dir, expected = cifar
+    dataset = load("cifar10", data_dir)
+    for split, (images, labels) in zip((dataset.train, dataset.test), expected.values(), strict=True):
+        assert np.array_equal(split.images, images)
+        assert np.array_equal(split.labels, labels)
+    assert dataset.num_classes == 10
+    assert dataset.mirror
+
+
+def test_decoded_pixels_are_kept_and_a_damaged_copy_is_not_believed(cifar):
+    data_dir, expected = cifar
+    load("cifar10", data_dir)
+    kept = find_dataset("cifar10", data_dir).folder / "decoded_train.npz"
+    whole = kept.read_bytes()
+    with np.load(kept) as arrays:
+        assert np.array_equal(arrays["images"], expected["train"][0])
+    for damaged in (whole[:-200], whole[:3000] + bytes([whole[3000] ^ 1]) + whole[3001:], b""):
+        kept.write_bytes(damaged)
+        assert np.array_equal(load("cifar10", data_dir).train.images, expected["train"][0])
+        assert kept.read_bytes() == whole
+
+
+def test_decoded_pixels_are_read_instead_of_the_records(cifar):
+    data_dir, expected = cifar
+    load("cifar10", data_dir)
+    folder = find_dataset("cifar10", data_dir).folder
+    kept = folder / "decoded_train.npz"
+    other = expected["train"][0][::-1]
+    np.savez(kept, images=other, labels=expected["train"][1])
+    assert np.array_equal(load("cifar10", data_dir).train.images, other)
+    kept.unlink()
+
+
+@pytest.mark.slow
+def test_the_real_cifar10_has_its_digest():
+    from experiments.data import DIGESTS
+
+    if not Path("data/cifar10").exists():
+        pytest.skip("needs python -m experiments data download --name cifar10")
+    dataset = load("cifar10")
+    assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
+    assert np.bincount(dataset.test.labels).tolist() == [1000] * 10
+    assert dataset.train.digest() == DIGESTS["cifar10", "train"]
+    assert dataset.test.digest() == DIGESTS["cifar10", "test"]

@@ -1,0 +1,273 @@
+import hashlib
+import io
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from experiments.data import Download, Import
+from svb_jax.training import importing
+from svb_jax.training.cifar_binary import CIFAR10, CIFAR100
+from svb_jax.training.data import load
+from svb_jax.training.importing import download, import_archive
+from tests.tiny_cifar import TINY10, TINY100, write_tiny_cifar
+
+
+@pytest.fixture(autouse=True)
+def _tiny_layouts(monkeypatch):
+    monkeypatch.setitem(importing.LAYOUTS, "cifar10", TINY10)
+    monkeypatch.setitem(importing.LAYOUTS, "cifar100", TINY100)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The official folder of a tiny CIFAR-10, inside ``tmp_path / "download"``."""
+    write_tiny_cifar(TINY10, tmp_path / "download" / TINY10.folder)
+    return tmp_path / "download" / TINY10.folder
+
+
+def pack(folder: Path) -> Path:
+    archive = folder.parent.parent / "archive.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, arcname=folder.name)
+    return archive
+
+
+def assert_refused(source, data_dir, match, name="cifar10"):
+    with pytest.raises(ValueError, match=match):
+        import_archive(name, source, data_dir)
+    assert not list(data_dir.glob("**/*"))
+
+
+@pytest.mark.parametrize("form", ["archive", "folder", "folder around it"])
+def test_tfds_reads_what_was_imported(form, folder, tmp_path):
+    source = {"archive": pack(folder), "folder": folder, "folder around it": folder.parent}[form]
+    target = import_archive("cifar10", source, tmp_path / "data")
+    assert target == tmp_path / "data" / "cifar10" / "3.0.2"
+    examples = list(tfds.data_source("cifar10", data_dir=tmp_path / "data", split="train"))
+    assert len(examples) == 20
+    first = np.fromfile(folder / "data_batch_1.bin", np.uint8)[:3073]
+    (stored,) = [example for example in examples if example["id"] == b"train_00000"]
+    assert stored["label"] == first[0]
+    for channel in range(3):
+        plane = first[1 + 1024 * channel : 1025 + 1024 * channel].reshape(32, 32)
+        assert np.array_equal(stored["image"][:, :, channel], plane)
+    names = tfds.builder("cifar10", data_dir=tmp_path / "data").info.features["label"].names
+    assert names == [f"b_class_{i}" for i in range(10)]
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar10"]
+
+
+def test_cifar100_keeps_both_labels_and_loads_the_fine_one(tmp_path):
+    expected = write_tiny_cifar(TINY100, tmp_path / TINY100.folder)
+    import_archive("cifar100", tmp_path, tmp_path / "data")
+    dataset = load("cifar100", tmp_path / "data")
+    assert dataset.num_classes == 100
+    assert np.array_equal(dataset.train.images, expected["train"][0])
+    assert np.array_equal(dataset.train.labels, np.arange(200) % 100)
+    for example in tfds.data_source("cifar100", data_dir=tmp_path / "data", split="test"):
+        assert example["coarse_label"] == int(example["id"][5:]) % 20
+
+
+def test_official_sizes_and_hashes_are_those_that_tfds_publishes():
+    checksums = Path(tfds.__path__[0], "url_checksums")
+    for layout in (CIFAR10, CIFAR100):
+        line = (checksums / f"{layout.name}.txt").read_text().split()
+        assert line[:3] == [layout.url, str(layout.size), layout.sha256]
+    assert {name: sum(files.values()) for name, files in CIFAR10.files.items()} == {
+        "train": 50_000,
+        "test": 10_000,
+    }
+    assert {name: sum(files.values()) for name, files in CIFAR100.files.items()} == {
+        "train": 50_000,
+        "test": 10_000,
+    }
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('a pickle was loaded')",)
+
+
+@pytest.mark.parametrize("form", ["archive", "folder"])
+def test_pickles_are_refused_and_never_loaded(form, tmp_path):
+    folder = tmp_path / "download" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (folder / name).write_bytes(pickle.dumps(Bomb()))
+    source = pack(folder) if form == "archive" else folder
+    assert_refused(source, tmp_path / "data", r"pickle.*Use the binary version, cifar-10-binary\.tar\.gz")
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        tarfile.TarInfo("../outside.txt"),
+        tarfile.TarInfo("/absolute.txt"),
+        tarfile.TarInfo("cifar-10-batches-bin/../../outside.txt"),
+        *[tarfile.TarInfo("cifar-10-batches-bin/link") for _ in range(3)],
+    ],
+    ids=["parent", "absolute", "through the folder", "symbolic link", "hard link", "device"],
+)
+def test_members_that_point_outside_are_refused(member, folder, tmp_path, request):
+    kinds = {"symbolic link": tarfile.SYMTYPE, "hard link": tarfile.LNKTYPE, "device": tarfile.CHRTYPE}
+    member.type = next((kinds[kind] for kind in kinds if kind in request.node.name), tarfile.REGTYPE)
+    member.linkname = "/etc/passwd"
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(folder, arcname=folder.name)
+        tar.addfile(member, io.BytesIO())
+    assert_refused(archive, tmp_path / "data", member.name)
+    assert not (tmp_path / "outside.txt").exists()
+
+
+@pytest.mark.parametrize("lost", [100, 3073])
+def test_a_file_cut_short_is_refused(lost, folder, tmp_path):
+    file = folder / "data_batch_3.bin"
+    file.write_bytes(file.read_bytes()[:-lost])
+    match = rf"data_batch_3\.bin .* must have 12,292 bytes, 3,073 a record, got {12292 - lost:,}"
+    assert_refused(folder, tmp_path / "data", match)
+    assert_refused(pack(folder), tmp_path / "data", match)
+
+
+def test_an_archive_cut_short_is_refused(folder, tmp_path):
+    archive = pack(folder)
+    archive.write_bytes(archive.read_bytes()[:-2000])
+    assert_refused(archive, tmp_path / "data", "is not a whole tar archive")
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path):
+    (tmp_path / "page.tar.gz").write_text("<html>404 not found</html>")
+    assert_refused(tmp_path / "page.tar.gz", tmp_path / "data", "is not a whole tar archive")
+
+
+def test_a_missing_file_is_named(folder, tmp_path):
+    (folder / "test_batch.bin").unlink()
+    assert_refused(pack(folder), tmp_path / "data", r"lacks test_batch\.bin: cifar10 needs cifar-10-binary")
+
+
+def test_the_other_data_set_is_refused(folder, tmp_path):
+    assert_refused(
+        folder, tmp_path / "data", r"lacks .*train\.bin: cifar100 needs cifar-100", name="cifar100"
+    )
+
+
+@pytest.mark.parametrize(("label", "found"), [(9, "from 1 to 3 of 10"), (200, "from 0 to 2 of 201")])
+def test_labels_that_are_not_balanced_are_refused(label, found, folder, tmp_path):
+    file = folder / "data_batch_1.bin"
+    file.write_bytes(bytes([label]) + file.read_bytes()[1:])
+    assert_refused(
+        folder, tmp_path / "data", f"must have 2 of each of 10 values of label, got counts {found}"
+    )
+
+
+def test_class_names_must_be_complete(folder, tmp_path):
+    (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
+    assert_refused(folder, tmp_path / "data", r"batches\.meta\.txt must name 10 classes, a line each, got 2")
+
+
+def test_a_source_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"neither a file nor a folder at .*nowhere"):
+        import_archive("cifar10", tmp_path / "nowhere", tmp_path / "data")
+
+
+def test_other_data_sets_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="import_archive needs one of cifar10, cifar100, got 'mnist'"):
+        import_archive("mnist", tmp_path, tmp_path)
+
+
+def test_an_existing_data_set_is_left_alone(folder, tmp_path):
+    target = import_archive("cifar10", folder, tmp_path / "data")
+    before = {path: path.stat().st_mtime_ns for path in target.iterdir()}
+    for fetch in (import_archive, lambda name, _, data_dir: download(name, data_dir)):
+        with pytest.raises(FileExistsError, match="already in"):
+            fetch("cifar10", folder, tmp_path / "data")
+    assert {path: path.stat().st_mtime_ns for path in target.iterdir()} == before
+
+
+KILLED_IN_THE_MIDDLE = """
+import os, signal, sys
+from pathlib import Path
+from svb_jax.training import importing
+from tests.tiny_cifar import TINY10
+
+def examples(split, records):
+    for number, example in enumerate(original(split, records)):
+        if split == "test" and number == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield example
+
+importing.LAYOUTS["cifar10"] = TINY10
+original, importing._examples = importing._examples, examples
+importing.import_archive("cifar10", Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_an_import_that_is_killed_leaves_no_data_set(folder, tmp_path):
+    data_dir = tmp_path / "data"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_IN_THE_MIDDLE, folder, data_dir],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(FileNotFoundError, match="There is no cifar10"):
+        load("cifar10", data_dir)
+    import_archive("cifar10", folder, data_dir)
+    assert len(load("cifar10", data_dir).train) == 20
+
+
+def serve(monkeypatch, archive: Path, sha256: str | None = None) -> None:
+    """Let the official address be a file."""
+    sha256 = sha256 or hashlib.sha256(archive.read_bytes()).hexdigest()
+    layout = replace(TINY10, url=archive.as_uri(), sha256=sha256)
+    monkeypatch.setitem(importing.LAYOUTS, "cifar10", layout)
+
+
+def test_download_checks_the_hash_and_imports(monkeypatch, folder, tmp_path, capsys):
+    serve(monkeypatch, pack(folder))
+    Download(name="cifar10", data_dir=tmp_path / "data").run()
+    dataset = load("cifar10", tmp_path / "data")
+    assert len(dataset.train) == 20
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar10"]
+    printed = capsys.readouterr().out
+    assert f"test: 10 images, SHA-256 {dataset.test.digest()}, but it should be" in printed
+
+
+def test_a_download_with_another_hash_is_thrown_away(monkeypatch, folder, tmp_path):
+    serve(monkeypatch, pack(folder), sha256="0" * 64)
+    with pytest.raises(ConnectionError, match=f"the official archive has {'0' * 64}"):
+        download("cifar10", tmp_path / "data")
+    assert not list((tmp_path / "data").iterdir())
+
+
+def test_without_a_network_the_other_way_is_named(monkeypatch, tmp_path):
+    layout = replace(TINY10, url="http://127.0.0.1:9/cifar-10-binary.tar.gz")  # nobody listens there
+    monkeypatch.setitem(importing.LAYOUTS, "cifar10", layout)
+    way = r"data import --name cifar10 --from cifar-10-binary\.tar\.gz"
+    with pytest.raises(ConnectionError, match=way):
+        download("cifar10", tmp_path)
+
+
+def test_a_server_that_keeps_silent_is_given_up(monkeypatch, tmp_path):
+    assert importing.TIMEOUT_SECONDS <= 10
+    monkeypatch.setattr(importing, "TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        layout = replace(TINY10, url=f"http://127.0.0.1:{server.getsockname()[1]}/archive.tar.gz")
+        monkeypatch.setitem(importing.LAYOUTS, "cifar10", layout)
+        with pytest.raises(ConnectionError, match=r"timed out.*data import"):
+            download("cifar10", tmp_path)
+
+
+def test_the_command_reports_what_it_imported(folder, tmp_path, capsys):
+    Import(name="cifar10", source=folder, data_dir=tmp_path / "data").run()
+    digest = load("cifar10", tmp_path / "data").train.digest()
+    assert f"train: 20 images, SHA-256 {digest}" in capsys.readouterr().out
