@@ -39,12 +39,14 @@ class Reading(NamedTuple):
     skipped: jax.Array
 
 
-def empty_reading() -> Reading:
-    """Return the reading of no matrix at all."""
-    zero = jnp.zeros((), jnp.int32)
-    return Reading(
-        jnp.full((), jnp.inf, jnp.float32), jnp.full((), -jnp.inf, jnp.float32), zero, zero, zero, zero
-    )
+def empty_reading(like: jax.Array) -> Reading:
+    """Return the reading of no matrix at all, in the shape of ``like``.
+
+    Made like something, because shard_map tells values that differ from device to device from others.
+    """
+    zero = jnp.zeros_like(like, jnp.int32)
+    smallest, largest = jnp.full_like(zero, jnp.inf, jnp.float32), jnp.full_like(zero, -jnp.inf, jnp.float32)
+    return Reading(smallest, largest, zero, zero, zero, zero)
 
 
 def clip_singular_values(
@@ -87,7 +89,7 @@ def clip_singular_values(
     check_band("clip_singular_values", lower, upper)
     compute = matrices.astype(jnp.promote_types(matrices.dtype, jnp.float32))
     stack = compute.reshape(math.prod(matrices.shape[:-2]), *matrices.shape[-2:])
-    clipped, _ = clip_stack(stack, lower, upper, method, empty_reading())
+    clipped, _ = clip_stack(stack, lower, upper, method, empty_reading(jnp.zeros(())))
     return clipped.reshape(matrices.shape).astype(matrices.dtype)
 
 
@@ -113,6 +115,22 @@ def clip_stack(
     if stack.size == 0:
         return stack, reading
     start, count, most = (0, stack.shape[0], stack.shape[0]) if share is None else share
+    return _clip_range(stack, lower, upper, reading, start, count, method=method, most=most)
+
+
+# Compiled once a shape, so that calls outside any jit are fast from the second on.
+@functools.partial(jax.jit, static_argnames=("method", "most"))
+def _clip_range(
+    stack: jax.Array,
+    lower: ArrayLike,
+    upper: ArrayLike,
+    reading: Reading,
+    start: ArrayLike,
+    count: ArrayLike,
+    *,
+    method: Method,
+    most: int,
+) -> tuple[jax.Array, Reading]:
     lower, upper = jnp.asarray(lower, stack.dtype), jnp.asarray(upper, stack.dtype)
     route = functools.partial(_ROUTES[method], lower=lower, upper=upper)
     together = functools.partial(_clip_together, route, most)
@@ -154,15 +172,14 @@ def _clip_together(
     clipped, seen = route(jnp.where(is_clipped, matrices, jnp.eye(*stack.shape[1:], dtype=stack.dtype)))
     _, left = _leave(matrices)
     seen = jax.tree.map(lambda yes, no: jnp.where(is_finite, yes, no), seen, left)
-    seen = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), seen, empty_reading())
+    seen = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), seen, empty_reading(index))
     matrices = jnp.where(is_clipped, clipped, matrices)
     return lax.dynamic_update_slice_in_dim(stack, matrices, first, 0), _add(reading, seen)
 
 
 def _leave(matrix: jax.Array) -> tuple[jax.Array, Reading]:
-    shape = matrix.shape[:-2]
-    left = empty_reading()._replace(skipped=jnp.ones((), jnp.int32))
-    return matrix, jax.tree.map(lambda x: jnp.broadcast_to(x, shape), left)
+    reading = empty_reading(matrix[..., 0, 0])
+    return matrix, reading._replace(skipped=jnp.ones_like(reading.skipped))
 
 
 def _add(reading: Reading, seen: Reading) -> Reading:
@@ -174,14 +191,13 @@ def _add(reading: Reading, seen: Reading) -> Reading:
 
 
 def _read(values: jax.Array, lower: jax.Array, upper: jax.Array, exact: bool) -> Reading:
-    shape = values.shape[:-1]
-    return Reading(
-        jnp.min(values, axis=-1).astype(jnp.float32),
-        jnp.max(values, axis=-1).astype(jnp.float32),
-        jnp.sum((values < lower) | (values > upper), axis=-1, dtype=jnp.int32),
-        jnp.full(shape, values.shape[-1], jnp.int32),
-        jnp.full(shape, int(exact), jnp.int32),
-        jnp.zeros(shape, jnp.int32),
+    smallest = jnp.min(values, axis=-1).astype(jnp.float32)
+    return empty_reading(smallest)._replace(
+        smallest=smallest,
+        largest=jnp.max(values, axis=-1).astype(jnp.float32),
+        clipped=jnp.sum((values < lower) | (values > upper), axis=-1, dtype=jnp.int32),
+        values=jnp.full_like(smallest, values.shape[-1], jnp.int32),
+        exact=jnp.full_like(smallest, int(exact), jnp.int32),
     )
 
 
@@ -275,7 +291,8 @@ def _by_auto(matrix: jax.Array, *, lower: jax.Array, upper: jax.Array) -> tuple[
 
 def _by_polar(matrix: jax.Array, *, lower: jax.Array, upper: jax.Array) -> tuple[jax.Array, Reading]:
     clipped, num_clipped = clip_by_polar(matrix, lower, upper)
-    values = jnp.full((*matrix.shape[:-2], min(matrix.shape[-2:])), jnp.nan, matrix.dtype)
+    short = jnp.moveaxis(matrix, -2, -1) if _is_tall(matrix) else matrix
+    values = jnp.full_like(short[..., 0], jnp.nan)
     return clipped, _read(values, lower, upper, exact=False)._replace(clipped=num_clipped)
 
 

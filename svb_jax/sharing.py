@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
 from svb_jax.projection import Method, Reading, clip_stack, empty_reading
@@ -42,10 +42,26 @@ def clip_stacks(
         return spread(dict(stacks), jax.tree.map(jnp.asarray, dict(bands)))
     if axis_name is not None:
         return _clip_shared(stacks, bands, method, axis_name)
-    reading, clipped = empty_reading(), {}
+    reading, clipped = empty_reading(jnp.zeros(())), {}
     for key, stack in stacks.items():
         clipped[key], reading = clip_stack(stack, *bands[key], method, reading)
     return clipped, reading
+
+
+def replicate(array: jax.Array) -> jax.Array:
+    """Return an array whole on every device, where its type says that it is not (explicit sharding).
+
+    Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
+    """
+    sharding = jax.typeof(array).sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.sharding.reshard(array, whole) if any(sharding.spec) else array
+
+
+def shard_like(array: jax.Array, like: jax.Array) -> jax.Array:
+    """Return an array laid out over the devices as the type of ``like`` says."""
+    sharding = jax.typeof(like).sharding
+    return jax.sharding.reshard(array, sharding) if any(sharding.spec) else array
 
 
 def balanced_counts(shapes: list[tuple[int, ...]], num_devices: int) -> np.ndarray:
@@ -71,15 +87,15 @@ def _clip_shared(
     counts = balanced_counts([stack.shape for stack in stacks.values()], lax.axis_size(axis_name))
     starts = np.cumsum(counts, axis=1) - counts
     device = lax.axis_index(axis_name)
-    reading = jax.tree.map(lambda x: _varying(x, axis_name), empty_reading())
+    reading = empty_reading(device)
     parts = {}
     for row, (key, stack) in enumerate(stacks.items()):
         start, count = jnp.asarray(starts[row])[device], jnp.asarray(counts[row])[device]
-        share = start, count, int(counts[row].max(initial=0))
-        clipped, reading = clip_stack(_varying(stack, axis_name), *bands[key], method, reading, share)
         index = jnp.arange(stack.shape[0])
         is_mine = (index >= start) & (index < start + count)
-        parts[key] = jnp.where(is_mine[:, None, None], clipped, 0)
+        mine = jnp.where(is_mine[:, None, None], stack, 0)
+        share = start, count, int(counts[row].max(initial=0))
+        parts[key], reading = clip_stack(mine, *bands[key], method, reading, share)
     return lax.psum(parts, axis_name), _add_over(reading, axis_name)
 
 
@@ -89,11 +105,3 @@ def _add_over(reading: Reading, axis_name: AxisName) -> Reading:
         lax.pmax(reading.largest, axis_name),
         *lax.psum(reading[2:], axis_name),
     )
-
-
-def _varying(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Tell shard_map's checker that devices go their own ways from here."""
-    present = getattr(jax.typeof(x), "vma", frozenset())
-    names = (axis_name,) if isinstance(axis_name, str) else axis_name
-    missing = tuple(name for name in names if name not in present)
-    return lax.pcast(x, missing, to="varying") if missing else x

@@ -14,7 +14,7 @@ from svb_jax.checks import check_choice, check_params, check_positive
 from svb_jax.gating import Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, MatrixLeaf, matrix_leaves, stack_by_shape, unstack
 from svb_jax.projection import Method, Reading
-from svb_jax.sharing import AxisName, clip_stacks
+from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
 
 Scale = float | Callable[[int, int], float]
 
@@ -297,7 +297,7 @@ def project_leaves(
     mesh: Mesh | None = None,
 ) -> tuple[list[jax.Array], Reading]:
     """Return the leaves' values with every matrix bounded, in float32 or better, and what was seen."""
-    stacks = stack_by_shape(leaves, values)
+    stacks = stack_by_shape(leaves, [replicate(value) for value in values])
     bands = {}
     for key, stack in stacks.items():
         inputs, outputs = stack.shape[1:]
@@ -305,7 +305,8 @@ def project_leaves(
         bound = 1 + jnp.asarray(epsilon, stack.dtype)
         bands[key] = centre / bound, centre * bound
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
-    return unstack(leaves, clipped), reading
+    projected = unstack(leaves, clipped)
+    return [shard_like(new, old) for new, old in zip(projected, values, strict=True)], reading
 
 
 def _summed_up(reading: Reading) -> dict[str, jax.Array]:
