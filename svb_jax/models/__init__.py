@@ -4,6 +4,7 @@ from svb_jax.models.convnet import ConvNet
 from svb_jax.models.dense import MLP, DeepLinear
 from svb_jax.models.inception_resnet import InceptionResNet
 from svb_jax.models.inspection import Summary, pairs, summary
+from svb_jax.models.nnx_convnet import NNXConvNet
 from svb_jax.models.registry import MODELS, Entry, make
 from svb_jax.models.resnet import PreactResNet
 
@@ -14,6 +15,7 @@ __all__ = [
     "DeepLinear",
     "Entry",
     "InceptionResNet",
+    "NNXConvNet",
     "PreactResNet",
     "Summary",
     "make",

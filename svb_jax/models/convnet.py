@@ -6,6 +6,21 @@ from flax import linen as nn
 from svb_jax.models.layers import Network
 
 
+def convolutions(stages: tuple[int, ...], depth: int) -> list[tuple[int, int]]:
+    """Return the channels and strides of the plain network's convolutions.
+
+    Example:
+      >>> convolutions((16, 32), depth=1)
+      [(16, 1), (16, 1), (16, 1), (32, 2), (32, 1)]
+    """
+    later = [
+        (channels, 2 if stage > 0 and index == 0 else 1)
+        for stage, channels in enumerate(stages)
+        for index in range(2 * depth)
+    ]
+    return [(stages[0], 1), *later]
+
+
 class ConvNet(Network):
     """A plain network of 6 ``depth`` + 2 weight layers, each convolution followed by BatchNorm and ReLU.
 
@@ -29,13 +44,7 @@ class ConvNet(Network):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Return the logits of a batch of images."""
-        first = (self.stages[0], 1)
-        rest = [
-            (channels, 2 if stage > 0 and index == 0 else 1)
-            for stage, channels in enumerate(self.stages)
-            for index in range(2 * self.depth)
-        ]
         x = images
-        for number, (channels, strides) in enumerate([first, *rest], start=1):
+        for number, (channels, strides) in enumerate(convolutions(self.stages, self.depth), start=1):
             x = self.conv_norm_relu(x, train, f"{number:02d}", self.scaled(channels), (3, 3), strides)
         return self.classify(x)

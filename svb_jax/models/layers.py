@@ -14,6 +14,11 @@ orthogonal = jax.nn.initializers.orthogonal()
 LayerFactory = Callable[..., nn.Module]
 
 
+def centred_padding(kernel_size: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return half the kernel on either side, so that an output stays centred on its input."""
+    return [(size // 2, size // 2) for size in kernel_size]
+
+
 def conv(
     features: int,
     kernel_size: tuple[int, int] = (3, 3),
@@ -41,12 +46,11 @@ def conv(
       >>> params["kernel"].shape
       (3, 3, 3, 8)
     """
-    centred = [(size // 2, size // 2) for size in kernel_size]
     return nn.Conv(
         features,
         kernel_size,
         strides,
-        centred if padding is None else padding,
+        centred_padding(kernel_size) if padding is None else padding,
         use_bias=False,
         kernel_init=orthogonal,
         dtype=dtype,
