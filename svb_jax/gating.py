@@ -81,7 +81,11 @@ def replace_updates(
         old = [p.astype(e) for p, e in zip(old, exact, strict=True)]
         stepped = [p + u.astype(p.dtype) for p, u in zip(old, steps, strict=True)]
         bounded, seen = bound(stepped, timing.epsilon_after(state.count))
-        landed = [(b - p).astype(k) for b, p, k in zip(bounded, old, kept, strict=True)]
+        # What the bound left alone keeps its step: infinite weights have no difference to land on.
+        landed = [
+            jnp.where(b == s, u.astype(k), (b - p).astype(k))
+            for b, s, u, p, k in zip(bounded, stepped, steps, old, kept, strict=True)
+        ]
         return landed, state._replace(count=count, step=count, **seen)
 
     def leave(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:

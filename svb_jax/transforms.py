@@ -1,7 +1,7 @@
 """SVB and BBN as optax transformations: chainable bounds, and wrappers around an optimizer."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,9 @@ class BoundBatchNormScalesState(NamedTuple):
     step: jax.Array
     share_clipped: jax.Array
     skipped: jax.Array
+
+
+State = TypeVar("State", BoundSingularValuesState, BoundBatchNormScalesState)
 
 
 def bound_singular_values(
@@ -106,8 +109,7 @@ def bound_singular_values(
 
     def init_fn(params: optax.Params) -> BoundSingularValuesState:
         matrix_leaves(params, dimension_numbers)
-        zero, unknown = jnp.zeros((), jnp.int32), jnp.full((), jnp.nan, jnp.float32)
-        return BoundSingularValuesState(zero, zero, unknown, unknown, unknown, zero, zero)
+        return _nothing_seen(BoundSingularValuesState)
 
     def update_fn(
         updates: optax.Updates,
@@ -190,8 +192,7 @@ def bound_batch_norm_scales(
 
     def init_fn(params: optax.Params) -> BoundBatchNormScalesState:
         del params
-        zero = jnp.zeros((), jnp.int32)
-        return BoundBatchNormScalesState(zero, zero, jnp.full((), jnp.nan, jnp.float32), zero)
+        return _nothing_seen(BoundBatchNormScalesState)
 
     def update_fn(
         updates: optax.Updates,
@@ -307,6 +308,13 @@ def project_leaves(
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
     projected = unstack(leaves, clipped)
     return [shard_like(new, old) for new, old in zip(projected, values, strict=True)], reading
+
+
+def _nothing_seen(kind: type[State]) -> State:
+    """Return the state before the first step: counts are zero, measurements unknown."""
+    # Each figure is an array of its own, since a jit that is given the state cannot take a buffer twice.
+    counts = {name: jnp.zeros((), jnp.int32) for name in ("count", "step", "exact", "skipped")}
+    return kind(*(counts.get(name, jnp.full((), jnp.nan, jnp.float32)) for name in kind._fields))
 
 
 def _summed_up(reading: Reading) -> dict[str, jax.Array]:
