@@ -6,10 +6,11 @@ of :class:`MatrixAxes` (``None`` where a leaf is no matrix), or a callable from 
 tree. The callables here cover the common layouts.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import optax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
 KERNEL_NAMES = ("kernel", "w", "weight")
@@ -168,7 +169,11 @@ def scan_stacks(*modules: str, axis: int = 0) -> Callable[[Any], Any]:
         rest = [a for a in range(leaf.ndim) if a != axis % leaf.ndim]
         return MatrixAxes(tuple(rest[:-1]), rest[-1])
 
-    return lambda params: _map_leaves(axes, params)
+    def dimension_numbers(params: Any) -> Any:
+        _check_named("scan_stacks", modules, lambda path: map(key_name, path), params)
+        return _map_leaves(axes, params)
+
+    return dimension_numbers
 
 
 def grouped_convolutions(groups: Mapping[str, int]) -> Callable[[Any], Any]:
@@ -191,12 +196,25 @@ def grouped_convolutions(groups: Mapping[str, int]) -> Callable[[Any], Any]:
         return axes_by_name(path, leaf) if count is None else output_last(leaf.ndim)._replace(groups=count)
 
     def dimension_numbers(params: Any) -> Any:
-        known = {path_string(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]}
-        if missing := sorted(set(groups) - known):
-            raise ValueError(f"grouped_convolutions names {missing}, but the parameters are {sorted(known)}.")
+        _check_named("grouped_convolutions", groups, lambda path: [path_string(path)], params)
         return _map_leaves(axes, params)
 
     return dimension_numbers
+
+
+def _check_named(
+    caller: str, names: Iterable[str], known: Callable[[Path], Iterable[str]], params: Any
+) -> None:
+    """Raise where a name is on no leaf's path, unless optax.masked or optax.partition may have hidden it."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_hidden)
+    found = {name for path, _ in leaves for name in known(path)}
+    missing = sorted(set(names) - found)
+    if missing and not any(_is_hidden(leaf) for _, leaf in leaves):
+        raise ValueError(f"{caller} names {missing}, but the parameters have only {sorted(found)}.")
+
+
+def _is_hidden(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)
 
 
 def _map_leaves(axes_of: AxesOfLeaf, params: Any) -> Any:

@@ -123,7 +123,9 @@ def _stack_key(leaf: MatrixLeaf) -> Any:
 def _axes_by_path(params: Any, dimension_numbers: DimensionNumbers) -> dict[str, Any]:
     if dimension_numbers is None:
         dimension_numbers = axes_lib.by_name
-    tree = dimension_numbers(params) if callable(dimension_numbers) else dimension_numbers
+    # A tree may be callable too: an Equinox module with axes for leaves.
+    is_function = callable(dimension_numbers) and jax.tree_util.all_leaves([dimension_numbers])
+    tree = dimension_numbers(params) if is_function else dimension_numbers
     flat = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_axes)[0]
     return {path_string(path): axes for path, axes in flat}
 
