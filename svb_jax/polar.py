@@ -39,11 +39,14 @@ def orthogonal_factor(matrix: jax.Array, num_steps: int) -> jax.Array:
     """Return msign of a matrix no taller than wide; directions that vanish beside the largest stay small."""
     norm = jnp.sqrt(jnp.sum(matrix * matrix, axis=(-2, -1), keepdims=True))
     x = matrix / jnp.maximum(norm, jnp.finfo(matrix.dtype).tiny)
-    for step in range(num_steps):
-        a, b, c = _coefficients(step)
+    coefficients = jnp.asarray([_coefficients(step) for step in range(num_steps)], matrix.dtype)
+
+    def sharpen(x: jax.Array, abc: jax.Array) -> tuple[jax.Array, None]:
         square = matmul(x, jnp.swapaxes(x, -2, -1))
-        x = a * x + matmul(b * square + c * matmul(square, square), x)
-    return x
+        return abc[0] * x + matmul(abc[1] * square + abc[2] * matmul(square, square), x), None
+
+    # A loop, not an unrolled chain: dozens of products a shape would take long to compile.
+    return lax.scan(sharpen, x, coefficients)[0]
 
 
 def clip_by_polar(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> tuple[jax.Array, jax.Array]:
