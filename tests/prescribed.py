@@ -8,7 +8,7 @@ EPSILON = 0.5
 LOWER, UPPER = 1 / 1.5, 1.5
 
 # Any two neighbours lie beyond different ends of the band, or one of them inside it.
-SPECTRUM = np.array([3.0, 0.2, 1.2, 0.4, 2.0, 0.9, 0.5, 1.4])
+SPECTRUM = np.array([3.0, 0.1, 1.2, 0.4, 2.0, 0.9, 0.5, 1.4])
 
 
 class Frame(NamedTuple):
