@@ -11,6 +11,8 @@ TINY10 = replace(
     CIFAR10, files={"train": {f"data_batch_{i}.bin": 4 for i in range(1, 6)}, "test": {"test_batch.bin": 10}}
 )
 TINY100 = replace(CIFAR100, files={"train": {"train.bin": 200}, "test": {"test.bin": 100}})
+# How many values each has, as the data sets' home page orders them: coarse before fine.
+LEADING_BYTES = {"cifar10": (10,), "cifar100": (20, 100)}
 
 
 def write_tiny_cifar(layout: Layout, folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -21,8 +23,7 @@ def write_tiny_cifar(layout: Layout, folder: Path) -> dict[str, tuple[np.ndarray
     for split, files in layout.files.items():
         count = sum(files.values())
         images = rng.integers(0, 256, (count, 32, 32, 3), np.uint8)
-        # The bytes that lead a record, in the documented order: coarse before fine.
-        kinds = [np.arange(count) % classes for _, classes in layout.labels.values()]
+        kinds = [np.arange(count) % classes for classes in LEADING_BYTES[layout.name]]
         records = [
             bytes([int(kind[i]) for kind in kinds]) + b"".join(images[i, :, :, c].tobytes() for c in range(3))
             for i in range(count)

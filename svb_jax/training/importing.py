@@ -1,15 +1,18 @@
 """Bring CIFAR-10 and CIFAR-100 to disk as TFDS data sets, without TensorFlow."""
 
+import contextlib
 import hashlib
 import http.client
-import os
 import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from PIL import Image
+
 from svb_jax.training.cifar_binary import CIFAR10, CIFAR100, Contents, Layout, Records, read_contents
+from svb_jax.training.records import stored_versions
 
 LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 TIMEOUT_SECONDS = 5.0
@@ -35,15 +38,16 @@ def import_archive(name: str, source: Path, data_dir: Path) -> Path:
       ValueError: The archive is damaged, or not the binary one; the message says in what way.
     """
     layout = _layout("import_archive", name)
-    target = _target(layout, data_dir)
+    _refuse_existing(layout, data_dir)
     contents = read_contents(layout, source)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    (data_dir / name).mkdir(parents=True, exist_ok=True)
     # Beside the target, so that the last step is a rename within one file system.
     with tempfile.TemporaryDirectory(prefix=".importing-", dir=data_dir) as workshop:
         builder = _builder(layout, contents, Path(workshop))
-        builder.download_and_prepare()
-        os.rename(builder.data_dir, target)
-    return target
+        # TFDS would say that it downloads, and name the workshop as the place where the data set stays.
+        with contextlib.redirect_stdout(None):
+            builder.download_and_prepare()
+        return Path(builder.data_dir).rename(data_dir / name / str(builder.version))
 
 
 def download(name: str, data_dir: Path) -> Path:
@@ -61,7 +65,7 @@ def download(name: str, data_dir: Path) -> Path:
       FileExistsError: The data set is already there.
     """
     layout = _layout("download", name)
-    _target(layout, data_dir)
+    _refuse_existing(layout, data_dir)
     data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".downloading-", dir=data_dir) as workshop:
         archive = Path(workshop, layout.archive)
@@ -76,25 +80,16 @@ def _layout(function: str, name: str) -> Layout:
     return LAYOUTS[name]
 
 
-def _target(layout: Layout, data_dir: Path) -> Path:
-    target = data_dir / layout.name / str(_stock_builder(layout).VERSION)
-    if target.exists():
-        raise FileExistsError(f"{layout.name} is already in {target}; remove that folder to make it anew.")
-    return target
+def _refuse_existing(layout: Layout, data_dir: Path) -> None:
+    for folder in stored_versions(layout.name, data_dir).values():
+        raise FileExistsError(f"{layout.name} is already in {folder}; remove that folder to make it anew.")
 
 
 def _fetch(layout: Layout, file: BinaryIO) -> None:
     digest = hashlib.sha256()
-    try:
-        with urllib.request.urlopen(layout.url, timeout=TIMEOUT_SECONDS) as response:
-            while chunk := response.read(1 << 20):
-                digest.update(chunk)
-                file.write(chunk)
-    except (OSError, http.client.HTTPException) as error:
-        raise ConnectionError(
-            f"Cannot fetch {layout.url} ({error}). Bring {layout.archive} here in another way, and run "
-            f"`python -m experiments data import --name {layout.name} --from {layout.archive}`."
-        ) from error
+    for chunk in _chunks(layout):
+        digest.update(chunk)
+        file.write(chunk)
     if digest.hexdigest() != layout.sha256:
         raise ConnectionError(
             f"{layout.url} sent a file with SHA-256 {digest.hexdigest()}, the official archive has "
@@ -102,20 +97,28 @@ def _fetch(layout: Layout, file: BinaryIO) -> None:
         )
 
 
-def _stock_builder(layout: Layout) -> Any:
-    import tensorflow_datasets as tfds  # takes seconds: not before the first data set is made
-
-    return tfds.builder_cls(layout.name)
+def _chunks(layout: Layout) -> Iterator[bytes]:
+    try:
+        with urllib.request.urlopen(layout.url, timeout=TIMEOUT_SECONDS) as response:
+            while chunk := response.read(1 << 20):
+                yield chunk
+    except (OSError, http.client.HTTPException) as error:
+        raise ConnectionError(
+            f"Cannot fetch {layout.url} ({error}). Bring {layout.archive} here in another way, and run "
+            f"`python -m experiments data import --name {layout.name} --from {layout.archive}`."
+        ) from error
 
 
 def _builder(layout: Layout, contents: Contents, data_dir: Path) -> Any:
     """Make TFDS's own builder take its records from ``contents``: it reads its files by TensorFlow."""
+    import tensorflow_datasets as tfds  # takes seconds: not before there is something to write
     from tensorflow_datasets.core import registered
 
+    stock: Any = tfds.builder_cls(layout.name)
     # A second class of the stock one's name, which TFDS must go on finding under that name.
     with registered.skip_registration():
 
-        class Imported(_stock_builder(layout)):
+        class Imported(stock):
             name = layout.name
 
             def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
@@ -127,8 +130,6 @@ def _builder(layout: Layout, contents: Contents, data_dir: Path) -> Any:
 
 
 def _examples(split: str, records: Records) -> Iterator[tuple[int, dict[str, Any]]]:
-    from PIL import Image
-
     for index, pixels in enumerate(records.images):
         labels = {label: int(values[index]) for label, values in records.labels.items()}
         # TFDS turns arrays into PNG by TensorFlow, and Pillow's images by Pillow.

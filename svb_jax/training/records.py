@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -61,11 +62,7 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
     if name not in _HOW_TO_GET:
         raise ValueError(f"find_dataset needs one of {', '.join(_HOW_TO_GET)}, got {name!r}.")
     # TFDS's own answer to a missing data set speaks of file formats and conversion: look first.
-    versions = {
-        version: path.parent
-        for path in (data_dir / name).glob("*/dataset_info.json")
-        if (version := _version(path.parent))
-    }
+    versions = stored_versions(name, data_dir)
     if not versions:
         raise FileNotFoundError(f"There is no {name} in {data_dir.resolve()}. Get it by {_HOW_TO_GET[name]}.")
     folder = versions[max(versions)]
@@ -73,6 +70,15 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
     if file_format != "array_record":
         raise ValueError(f"{name} must be stored as array_record, got {file_format} in {folder}.")
     return _describe(folder)
+
+
+def stored_versions(name: str, data_dir: Path) -> dict[tuple[int, ...], Path]:
+    """Return the folders of a data set's whole versions; unfinished ones have other names than numbers."""
+    return {
+        tuple(map(int, path.parent.name.split("."))): path.parent
+        for path in (data_dir / name).glob("*/dataset_info.json")
+        if re.fullmatch(r"\d+(\.\d+)*", path.parent.name)
+    }
 
 
 def read_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
@@ -136,9 +142,3 @@ def _save_whole(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
     with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as workshop:
         np.savez(Path(workshop, path.name), images=images, labels=labels)
         os.replace(Path(workshop, path.name), path)
-
-
-def _version(folder: Path) -> tuple[int, ...]:
-    # None for an unfinished folder, such as TFDS's incomplete.A1B2C3_3.0.2.
-    parts = folder.name.split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
