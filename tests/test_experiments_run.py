@@ -1,0 +1,120 @@
+"""What ``run`` runs, skips and keeps; and one row of every experiment, trained for seconds."""
+
+import dataclasses
+
+import pytest
+
+from experiments import catalogue, record, report, runner, table1
+from experiments.__main__ import main
+from svb_jax import models
+from svb_jax.training.config import TrainConfig
+from svb_jax.training.loop import Diverged
+from tests.test_report import write_run
+
+ALL_ROWS = [f"{name}/{row}" for name, experiment in catalogue.EXPERIMENTS.items() for row in experiment.rows]
+
+
+@pytest.fixture(scope="module")
+def smoke_runs(tmp_path_factory):
+    """One folder for all, so that rows which differ in a number only share what was compiled."""
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Put a table1 into the catalogue that writes its runs by hand; yields what it was asked to train."""
+    trained = []
+
+    def train(config: TrainConfig) -> None:
+        trained.append(config)
+        if config.bbn_epsilon is not None:
+            raise Diverged("The loss is nan at step 3.")
+        row = "sgd" if config.svb_epsilon is None else "svb"
+        write_run(config.run_dir.parents[3], table1.EXPERIMENT, row, config.seed, 40.0)
+
+    stub = dataclasses.replace(table1.EXPERIMENT, train=train)
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"table1": stub})
+    return trained
+
+
+def run(tmp_path, *names: str, **options) -> None:
+    options = {"scale": "small", "runs": tmp_path / "runs", "results": tmp_path / "results", **options}
+    runner.Run(names=names, **options).run()
+
+
+def test_run_keeps_a_record_of_each_run_and_does_none_twice(calls, tmp_path):
+    run(tmp_path, "table1/sgd", "table1/svb", seeds=(0, 4))
+    done = [(config.svb_epsilon, config.seed) for config in calls]
+    assert done == [(None, 0), (0.5, 0), (None, 4), (0.5, 4)]
+    kept = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("results/*/*/*/*"))
+    assert kept == [
+        f"results/table1/{row}/small/seed{seed}.json" for row in ("sgd", "svb") for seed in (0, 4)
+    ]
+    run(tmp_path, "table1/sgd", "table1/svb", seeds=(0, 4))
+    assert len(calls) == 4
+
+
+def test_run_skips_what_is_recorded_elsewhere_and_what_is_complete_here(calls, tmp_path):
+    run(tmp_path, "table1/svb")
+    run(tmp_path, "table1/svb", runs=tmp_path / "other machine")
+    assert len(calls) == 1
+    record.path_of("table1", "svb", "small", 0, tmp_path / "results").unlink()
+    run(tmp_path, "table1/svb")
+    assert len(calls) == 1
+    assert record.path_of("table1", "svb", "small", 0, tmp_path / "results").is_file()
+
+
+def test_run_hands_its_options_on(calls, tmp_path):
+    run(tmp_path, "table1/sgd", devices=3, data_dir=tmp_path / "sets")
+    (config,) = calls
+    assert (config.devices, config.data_dir) == (3, tmp_path / "sets")
+    assert config.run_dir == tmp_path / "runs/table1/sgd/small/seed0"
+
+
+def test_a_run_that_diverges_is_told_and_stops_no_other(calls, tmp_path):
+    with pytest.raises(Diverged, match=r"table1/svb\+bbn, small, seed 0"):
+        run(tmp_path, "table1/svb+bbn", "table1/sgd")
+    assert len(calls) == 2
+    assert len(list(tmp_path.glob("results/table1/*"))) == 1
+
+
+def test_wrong_names_end_with_code_2(capsys):
+    assert main(["run", "tabel1"]) == 2
+    assert "did you mean 'table1'" in capsys.readouterr().err
+
+
+def check_smoke(name: str, runs, tmp_path) -> record.Record:
+    experiment, (row,) = catalogue.find(name)
+    run(tmp_path, name, scale="smoke", runs=runs)
+    assert not (tmp_path / "results").exists()
+    finished = record.read_run(runs / experiment.name / row / "smoke" / "seed0")
+    bound = getattr(experiment.rows[row], "svb_epsilon", None)
+    assert set(finished.spectra["initial"]) == set(finished.spectra["final"])
+    config = experiment.configure(row, scale="smoke", seed=0)
+    if isinstance(config, TrainConfig):
+        assert [entry["epoch"] for entry in finished.metrics] == [1, 2]
+        assert 0 <= finished.result["test_error"] <= 100
+        matrices = models.summary(config.model, width=config.width, depth=config.depth).matrices
+        assert set(finished.spectra["final"]) == set(matrices)
+        assert (finished.result["test_error_projected"] is None) == (bound is None)
+        assert ("svb/sigma_max" in finished.metrics[-1]) == (bound is not None)
+    return finished
+
+
+@pytest.mark.parametrize("name", catalogue.EXPERIMENTS)
+def test_one_row_of_every_experiment_at_smoke_scale(name, smoke_runs, tmp_path):
+    check_smoke(f"{name}/{catalogue.EXPERIMENTS[name].smoke_row}", smoke_runs, tmp_path)
+
+
+def test_smoke_runs_make_a_report(smoke_runs, tmp_path):
+    if not list(smoke_runs.glob("table1/*/smoke/seed0/result.json")):
+        check_smoke("table1/svb+bbn", smoke_runs, tmp_path)
+    report.Report(names=("table1",), out=tmp_path, runs=smoke_runs, results=tmp_path / "none").run()
+    assert "table1, smoke" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ALL_ROWS)
+def test_every_row_at_smoke_scale(name, smoke_runs, tmp_path):
+    check_smoke(name, smoke_runs, tmp_path)

@@ -1,0 +1,252 @@
+"""Reports on run folders written by hand: what is counted, what is compared, what the page holds."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import comparison, plots, record, report, table1, table2, tables
+from experiments.experiment import Experiment
+
+ERRORS = {"sgd": (50.0, 52.0, 54.0), "svb": (45.0, 46.0, 47.0), "svb+bbn": (44.0, 48.0, 49.0)}
+
+
+def write_run(root: Path, experiment: Experiment, row: str, seed: int, error: float, scale="small") -> Path:
+    """A finished run of two epochs whose final error is given."""
+    config = experiment.configure(row, scale=scale, seed=seed, runs=root)
+    bounded = experiment.method(row) != "sgd"
+    lines = [
+        {
+            "step": 10 * epoch,
+            "epoch": epoch,
+            "test_error": error + 20 * (2 - epoch),
+            "learning_rate": 0.123456789,
+        }
+        | ({"svb/sigma_min": 0.5, "svb/sigma_max": 1.75} if bounded else {})
+        for epoch in (1, 2)
+    ]
+    result = {
+        "test_error": error,
+        "best_test_error": error - 0.25,
+        "test_error_projected": error + 1 if bounded else None,
+        "test_error_top5": 5.0,
+        "seconds": 120.0 if bounded else 100.0,
+        "hardware": "1 x abacus",
+        "jax": "1.2.3",
+        "commit": "0123456789abcdef",
+    }
+    config.run_dir.mkdir(parents=True)
+    spread = [0.7, 1.0, 1.4] if bounded else [0.1, 1.0, 3.0]
+    spectrum = {f"initial/conv{layer}/kernel": np.ones(3) for layer in (1, 2)}
+    spectrum |= {f"final/conv{layer}/kernel": np.array(spread) for layer in (1, 2)}
+    spectrum |= {"initial/head/kernel": np.ones(2), "final/head/kernel": np.array([0.9, 1.1])}
+    np.savez(config.run_dir / "spectrum.npz", **spectrum)
+    (config.run_dir / "config.json").write_text(json.dumps(asdict(config), default=str))
+    (config.run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (config.run_dir / "result.json").write_text(json.dumps(result))
+    return config.run_dir
+
+
+def write_table1(root: Path) -> None:
+    for row, errors in ERRORS.items():
+        for seed, error in enumerate(errors):
+            write_run(root, table1.EXPERIMENT, row, seed, error)
+
+
+@pytest.fixture
+def runs(tmp_path):
+    write_table1(tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def chapter(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    write_table1(root)
+    (only,) = report.chapters_of([table1.EXPERIMENT], record.collect(root / "none", root))
+    return only
+
+
+@pytest.fixture(scope="module")
+def page_text(chapter):
+    return report.to_html([chapter])
+
+
+def cells(table: tables.Table, row: str) -> dict[str, str]:
+    (found,) = [line for line in table.rows if line[0] == f"`{row}`"]
+    return dict(zip(table.header, found, strict=True))
+
+
+def test_spread_of_known_numbers():
+    # Student's t for two degrees of freedom at 97.5 % is 4.30265.
+    summary = comparison.spread([50.0, 52.0, 54.0])
+    assert (summary.n, summary.mean, summary.std, summary.best) == (3, 52.0, 2.0, 50.0)
+    assert summary.high - summary.mean == pytest.approx(4.30265 * 2 / 3**0.5, rel=1e-5)
+    assert np.isnan(comparison.spread([1.0]).std)
+
+
+def test_pairs_are_formed_by_seed_whatever_their_order():
+    compared = comparison.paired({2: 47.0, 0: 45.0, 7: 0.0}, {0: 50.0, 2: 46.0, 5: 9.0})
+    assert compared is not None
+    assert (compared.n, compared.mean, compared.wins) == (2, -2.0, 1)
+    assert comparison.paired({0: 1.0}, {1: 1.0}) is None
+
+
+def test_table_has_paper_and_ours(chapter):
+    table = tables.results_table(table1.EXPERIMENT, chapter.runs)
+    sgd, svb = cells(table, "sgd"), cells(table, "svb")
+    assert sgd["paper"] == "6.10 (6.22 ± 0.14)"
+    assert sgd["test error %"] == "52.00 ± 2.00"
+    assert svb["test error %"] == "**46.00 ± 1.00**"
+    assert svb["95 % interval"] == "43.52 to 48.48"
+    assert (sgd["best run"], svb["best run"]) == ("50.00", "45.00")
+    assert svb["best epoch"] == "45.75"
+    assert (sgd["after a last projection"], svb["after a last projection"]) == ("-", "47.00")
+    assert svb["runs"] == "3"
+
+
+def test_table_compares_seed_by_seed_with_sgd(chapter):
+    table = tables.results_table(table1.EXPERIMENT, chapter.runs)
+    # Differences -5, -6, -7: mean -6, standard deviation 1.
+    assert cells(table, "svb")["against SGD, paired"] == "-6.00 (-8.48 to -3.52); 3 of 3 better"
+    assert cells(table, "sgd")["against SGD, paired"] == "-"
+    assert cells(table, "svb")["time a run (x SGD)"] == "2.0 min (1.20 x)"
+
+
+def test_markdown_has_scale_hardware_commit_and_warning(chapter):
+    text = report.to_markdown([chapter])
+    assert "table1, small" in text
+    assert "1 x abacus; jax 1.2.3; commit 0123456789." in text
+    assert report.SCALED_DOWN in text
+    assert len(re.findall(r"^\| `", text, re.MULTILINE)) == 3
+
+
+def test_prior_art_stands_under_its_table(tmp_path):
+    write_run(tmp_path, table2.EXPERIMENT, "wrn-cifar10-sgd", 0, 30.0)
+    chapters = report.chapters_of([table2.EXPERIMENT], record.collect(tmp_path / "none", tmp_path))
+    assert "| ResNet of ResNet | 3.77 | 19.73 | - | 13.3M |" in report.to_markdown(chapters)
+    assert "7 of 8 rows not run" in report.to_markdown(chapters)
+
+
+class References(HTMLParser):
+    """Collects whatever a page would fetch, and checks that elements are closed in order."""
+
+    VOID = ("meta", "path", "use", "image", "rect", "line", "circle", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.open = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+def test_page_is_whole_and_fetches_nothing(page_text):
+    page = References()
+    page.feed(page_text)
+    assert page.open == []
+    assert all(reference.startswith(("#", "data:")) for reference in page.fetched)
+    assert "@import" not in page_text
+    assert "url(http" not in page_text
+    assert page_text.count("<svg") == 3
+
+
+def test_page_follows_light_and_dark(page_text):
+    assert "prefers-color-scheme: dark" in page_text
+    assert plots.INK not in page_text
+    assert "currentColor" in page_text
+
+
+def test_colours_are_those_of_each_figure(chapter):
+    def colours(experiment, rows):
+        return {experiment.method(row): look["color"] for row, look in plots.looks(experiment, rows)}
+
+    from experiments import figure1, figure2
+
+    red, blue, black = plots.COLOURS["red"], plots.COLOURS["blue"], plots.INK
+    assert colours(figure1.EXPERIMENT, ["sgd", "svb"]) == {"sgd": red, "svb": blue}
+    rows = ["20-sgd", "20-svb-0.5", "20-svb-0.5+bbn-1"]
+    assert colours(figure2.EXPERIMENT, rows) == {"sgd": blue, "svb": red, "svb+bbn": black}
+
+
+def test_histogram_panel_draws_the_shares_of_its_layers(chapter):
+    figure = plots.spectra(table1.EXPERIMENT, chapter.runs)
+    lower = figure.axes[0]
+    (stairs,) = [patch for patch in lower.patches if patch.get_label() == "sgd"]
+    shares, edges, _ = stairs.get_data()
+    # One layer of three values in each of three seeds: 0.1, 1 and 3, a third of all each.
+    filled = [(low, high) for share, low, high in zip(shares, edges, edges[1:], strict=False) if share]
+    assert [share for share in shares if share] == pytest.approx([1 / 3] * 3)
+    assert all(low <= value < high for value, (low, high) in zip((0.1, 1.0, 3.0), filled, strict=True))
+
+
+def test_sigma_panel_draws_what_was_logged_and_the_ends_where_nothing_was(chapter):
+    (panel,) = plots.sigma_range(table1.EXPERIMENT, chapter.runs).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in panel.lines}
+    assert lines["svb"] == [[1, 0.5], [2, 0.5]]
+    assert lines["sgd"][1] == pytest.approx([2, 0.11])
+
+
+def test_records_survive_saving_and_stand_in_for_their_runs(runs, tmp_path):
+    results = tmp_path / "results"
+    run_dir = runs / "table1/svb/small/seed1"
+    kept = record.read_run(run_dir)
+    assert kept.metrics[0]["learning_rate"] == 0.123457
+    assert list(kept.spectra["final"]) == ["conv1/kernel", "conv2/kernel", "head/kernel"]
+    path = record.save(kept, results)
+    assert path == results / "table1/svb/small/seed1.json"
+    assert record.load(path) == kept
+    assert path.stat().st_size < 10_000
+    assert len(record.collect(results, runs)) == 9
+    assert len(record.collect(results, tmp_path / "none")) == 1
+
+
+def test_a_resumed_run_counts_each_epoch_once(runs):
+    run_dir = runs / "table1/svb/small/seed0"
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    (run_dir / "metrics.jsonl").write_text("\n".join([lines[0], *lines]) + "\n")
+    assert [entry["epoch"] for entry in record.read_run(run_dir).metrics] == [1, 2]
+
+
+def test_unfinished_runs_are_left_out(runs, tmp_path):
+    (runs / "table1/svb/small/seed0/result.json").unlink()
+    assert len(record.collect(tmp_path / "results", runs)) == 8
+    with pytest.raises(FileNotFoundError, match="finished run"):
+        record.read_run(runs / "table1/svb/small/seed0")
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    path = tmp_path / "seed0.json"
+    path.write_text('{"experiment": "table1"')
+    with pytest.raises(ValueError, match=r"seed0\.json"):
+        record.load(path)
+
+
+def test_report_writes_page_tables_and_pictures(runs, tmp_path, capsys):
+    out = tmp_path / "out"
+    for row in ("svb", "svb+bbn"):
+        shutil.rmtree(runs / "table1" / row)
+    report.Report(out=out, runs=runs, results=tmp_path / "none", figures=out / "figures").run()
+    assert str(out / "report.html") in capsys.readouterr().out
+    assert (out / "report.md").read_text().startswith(f"# {report.TITLE}")
+    pictures = sorted(path.name for path in (out / "figures").iterdir())
+    assert pictures == [f"table1-small-{what}.png" for what in ("curves", "sigma-range", "spectra")]
+
+
+def test_report_without_runs_says_how_to_get_some(tmp_path):
+    with pytest.raises(FileNotFoundError, match="run table1 --scale smoke"):
+        report.Report(runs=tmp_path, results=tmp_path).run()
