@@ -1,6 +1,8 @@
 """The networks are the paper's: their counts, their shapes, how they are wired."""
 
+import re
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,8 @@ from svb_jax import models
 from svb_jax.models.layers import conv
 
 NAMES = list(models.MODELS)
+DOCUMENT = Path(__file__).parents[1] / "docs" / "models.md"
+DOCUMENTED = re.findall(r"^\| `(\w+)` \| (\d+) \| ([\d,]+) \|", DOCUMENT.read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,12 @@ NAMES = list(models.MODELS)
 def test_layers_and_parameters_of_every_model(name, layers, digits, millions):
     counts = models.summary(name)
     assert counts.layers == layers
+    assert (name, str(layers), f"{counts.parameters:,}") in DOCUMENTED
     assert f"{counts.parameters / 1e6:.{digits}f}" == millions
+
+
+def test_standard_wide_resnet_is_the_published_one_without_its_bias():
+    assert models.summary("wrn_28_10").parameters == 36_479_194 - 10
 
 
 def test_layers_are_the_papers_but_for_the_reconstruction():
