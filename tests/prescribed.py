@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 EPSILON = 0.5
@@ -42,3 +44,64 @@ def before_and_after(rows: int, columns: int, seed: int = 0) -> tuple[np.ndarray
     """Return a matrix that straddles the band, and the nearest one inside."""
     vectors, values = frame(rows, columns, seed), spectrum(min(rows, columns), seed)
     return vectors.matrix(values), vectors.matrix(clipped(values))
+
+
+# A network of two kernels and a BatchNorm. Its gradients keep the singular vectors, so that every step of
+# plain gradient descent adds STEP to the singular values: whole runs can be followed by hand.
+FRAMES = {"conv": frame(8, 8, seed=1), "dense": frame(8, 8, seed=2)}
+STEP = np.array([0.2, 0.05, 0.1, -0.05, -0.1, -0.1, 0.3, 0.1])
+SCALE = np.array([4.0, 0.2, 1.5, 1.0, 6.0, 1.0, 0.1, 0.7])
+SCALE_STEP = np.array([0.5, -0.05, 0.2, 0.3, -1.0, 0.4, 0.2, -0.1])
+STD = np.array([1.0, 2.0, 0.5, 1.0, 1.5, 0.25, 1.0, 0.5])
+BATCH_STATS = {"bn": {"mean": np.zeros(8, np.float32), "var": (STD**2 - 1e-5).astype(np.float32)}}
+BBN_EPSILON = 1.0
+
+
+def network(spectra, scale) -> dict:
+    """Return parameters, or gradients: a kernel for each spectrum, and a BatchNorm's scale."""
+    shapes = {"conv": (2, 2, 2, 8), "dense": (8, 8)}
+    kernels = {
+        name: {"kernel": FRAMES[name].matrix(spectra[name]).reshape(shape)} for name, shape in shapes.items()
+    }
+    tree = {**kernels, "bn": {"scale": np.asarray(scale), "bias": np.zeros(8)}}
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), tree)
+
+
+def start() -> dict:
+    return network(dict.fromkeys(FRAMES, SPECTRUM), SCALE)
+
+
+def gradients() -> dict:
+    return network(dict.fromkeys(FRAMES, -STEP), -SCALE_STEP)
+
+
+def bounded_scale(scale, epsilon: float = BBN_EPSILON, std=STD) -> np.ndarray:
+    mean = np.mean(scale / std)
+    return np.minimum(np.maximum(scale, mean * std / (1 + epsilon)), mean * std * (1 + epsilon))
+
+
+def run_by_hand(moves, svb_at=(), bbn_at=(), free=()) -> list[dict]:
+    """Return the parameters after each call of an optimizer whose learning rate is one.
+
+    Args:
+      moves: for each call, how many steps it takes at once.
+      svb_at: the calls, counted from 1, that end in a projection.
+      bbn_at: the calls that end in a bounding of scales.
+      free: kernels that are never projected.
+    """
+    spectra, scale, states = dict.fromkeys(FRAMES, SPECTRUM), SCALE, []
+    for call, steps in enumerate(moves, 1):
+        spectra = {name: values + steps * STEP for name, values in spectra.items()}
+        scale = scale + steps * SCALE_STEP
+        if call in svb_at:
+            spectra = {name: values if name in free else clipped(values) for name, values in spectra.items()}
+        if call in bbn_at:
+            scale = bounded_scale(scale)
+        states.append(network(spectra, scale))
+    return states
+
+
+def assert_same(params, expected) -> None:
+    """Compare trees of parameters to what float32 leaves of a run of a few steps."""
+    assert jax.tree.structure(params) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-6), params, expected)
