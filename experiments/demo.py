@@ -1,12 +1,12 @@
 """``python -m experiments demo``: SGD, SVB and SVB with BBN on handwritten digits, in a minute or two.
 
-Trains a plain ConvNet of 14 layers three times on the digits that come with scikit-learn: nothing to download, no
-accelerator needed. Prints a comparison and writes one HTML page.
+Trains a plain ConvNet of 14 layers three times on the digits that come with scikit-learn: nothing to
+download, no accelerator needed. Prints a comparison and writes one HTML page.
 
 Run time: one to two minutes on two CPU cores, a good part of which is compilation.
 
-Result to expect: SGD about 14 % error, SVB and SVB with BBN about 9 %; the singular values of SGD drift away from
-one, those of the others stay in the band.
+Result to expect: SGD about 14 % error, SVB and SVB with BBN 9 to 10 %; the singular values of SGD drift away
+from one, those of the others stay in the band.
 """
 
 from dataclasses import dataclass, replace
