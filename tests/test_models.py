@@ -39,18 +39,14 @@ DOCUMENTED = re.findall(r"^\| `(\w+)` \| (\d+) \| ([\d,]+) \|", DOCUMENT.read_te
 def test_layers_and_parameters_of_every_model(name, layers, digits, millions):
     counts = models.summary(name)
     assert counts.layers == layers
+    # The reconstruction alone misses the paper's number of layers.
+    assert models.MODELS[name].paper_layers in (None, 92 if name == "inception_resnet_cifar" else layers)
     assert (name, str(layers), f"{counts.parameters:,}") in DOCUMENTED
     assert f"{counts.parameters / 1e6:.{digits}f}" == millions
 
 
 def test_standard_wide_resnet_is_the_published_one_without_its_bias():
     assert models.summary("wrn_28_10").parameters == 36_479_194 - 10
-
-
-def test_layers_are_the_papers_but_for_the_reconstruction():
-    printed = {name: entry.paper_layers for name, entry in models.MODELS.items() if entry.paper_layers}
-    assert printed.pop("inception_resnet_cifar") == 92
-    assert printed == {name: models.summary(name).layers for name in printed}
 
 
 def test_counts_of_the_smallest_convnet_by_hand():
