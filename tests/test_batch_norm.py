@@ -1,0 +1,208 @@
+"""Bounded scales by hand, on plain trees and on the networks of Linen and NNX."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from svb_jax import bound_batch_norm_scales, project_batch_norm, projection_stats
+from tests.prescribed import bounded_scale
+
+# With standard deviations 1, 2, 1/2 and 1 the ratios are 8, 1, 4 and 3, and their mean is 4. Within a factor
+# of two that is 2 to 8, so that only the second moves: from 2 to 2 times 2.
+SCALE = np.array([8.0, 2.0, 2.0, 3.0], np.float32)
+VARIANCE = np.array([1.0, 4.0, 0.25, 1.0], np.float32)
+BN_EPSILON = 1e-3
+
+# (scale, variance, epsilon) and what must become of the scale.
+BY_HAND = {
+    "below": (SCALE, VARIANCE, 1.0, [8, 4, 2, 3]),
+    "above": (SCALE, VARIANCE, 0.6, [6.4, 5, 2, 3]),
+    "no room": (SCALE, VARIANCE, 0.0, [4, 8, 2, 4]),
+    "wide": (SCALE, VARIANCE, 3.0, SCALE),
+    "negative": ([9.0, -1.0], [1.0, 1.0], 1.0, [8, 2]),
+    "one channel": ([0.3], [5.0], 0.0, [0.3]),
+    "one layer a row": (
+        [[8.0, 2, 2, 3], [1, 1, 1, 1]],
+        [VARIANCE, [1, 1, 1, 1]],
+        1.0,
+        [[8, 4, 2, 3], [1, 1, 1, 1]],
+    ),
+}
+
+
+def variance(values):
+    """Return the running variance whose standard deviation, as BatchNorm computes it, is its root."""
+    return jnp.asarray(values, jnp.float32) - BN_EPSILON
+
+
+def land(tx, params, **extra):
+    updates = jax.tree.map(jnp.zeros_like, params)
+    updates, state = tx.update(updates, tx.init(params), params, **extra)
+    return optax.apply_updates(params, updates), projection_stats(state)
+
+
+@pytest.mark.parametrize(("scale", "var", "epsilon", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_scales_are_bounded_around_their_mean(scale, var, epsilon, expected):
+    params = {"bn": {"scale": jnp.asarray(scale), "bias": jnp.ones(4)}}
+    statistics = {"bn": {"mean": jnp.ones(4), "var": variance(var)}}
+    tx = bound_batch_norm_scales(epsilon, bn_epsilon=BN_EPSILON)
+    after, stats = land(tx, params, batch_stats=statistics)
+    np.testing.assert_allclose(after["bn"]["scale"], expected, rtol=1e-5)
+    np.testing.assert_array_equal(after["bn"]["bias"], params["bn"]["bias"])
+    moved = np.asarray(expected, np.float32) != np.asarray(scale, np.float32)
+    np.testing.assert_allclose(stats["bbn/share_clipped"], np.mean(moved), rtol=1e-6)
+    assert int(stats["bbn/skipped"]) == 0
+    functional = project_batch_norm(params, statistics, epsilon, bn_epsilon=BN_EPSILON)
+    np.testing.assert_allclose(functional["bn"]["scale"], expected, rtol=1e-5)
+
+
+def test_bn_epsilon_is_flaxs_by_default():
+    after = project_batch_norm({"scale": jnp.array([1.0, 3.0])}, {"var": jnp.array([0.0, 9e-5])}, 0.0)
+    # Standard deviations sqrt(1e-5) and sqrt(1e-4): ratios 100 sqrt(10) and 300, half their sum times each.
+    mean = (100 * 10**0.5 + 300) / 2
+    np.testing.assert_allclose(after["scale"], [mean * 1e-5**0.5, mean * 1e-2], rtol=1e-5)
+
+
+TWO_NORMS = {
+    "bn": {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])},
+    "ln": {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])},
+}
+# Around their own mean of 3, a factor of two is 1.5 to 6.
+RELATIVE = [6.0, 1.5, 1.5, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("where", "batch_stats"),
+    [(None, {"bn": {"var": jnp.full(4, 7.0)}}), ({"bn": True, "ln": False}, None)],
+    ids=["by batch_stats", "by where"],
+)
+def test_the_relative_kind_needs_no_variance_only_to_know_its_layers(where, batch_stats):
+    tx = bound_batch_norm_scales(1.0, kind="relative", where=where)
+    after, _ = land(tx, TWO_NORMS, batch_stats=batch_stats)
+    functional = project_batch_norm(TWO_NORMS, batch_stats, 1.0, kind="relative", where=where)
+    for params in (after, functional):
+        np.testing.assert_allclose(params["bn"]["scale"], RELATIVE, rtol=1e-6)
+        np.testing.assert_array_equal(params["ln"]["scale"], TWO_NORMS["ln"]["scale"])
+
+
+def test_the_paired_kind_obeys_where_too():
+    layers = {name: {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])} for name in "ab"}
+    statistics = {name: {"var": jnp.full(4, 1 - 1e-5)} for name in "ab"}
+    after, _ = land(
+        bound_batch_norm_scales(1.0, where={"a": True, "b": False}), layers, batch_stats=statistics
+    )
+    np.testing.assert_allclose(after["a"]["scale"], RELATIVE, rtol=1e-6)
+    np.testing.assert_array_equal(after["b"]["scale"], layers["b"]["scale"])
+
+
+@pytest.mark.parametrize("bad", [[1.0, -3.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
+def test_a_layer_whose_mean_is_no_positive_number_is_left_alone_and_counted(bad):
+    params = {"good": {"scale": jnp.array([9.0, 1.0])}, "bad": {"scale": jnp.array(bad)}}
+    statistics = {name: {"var": jnp.full(2, 1 - 1e-5)} for name in params}
+    after, stats = land(bound_batch_norm_scales(0.5), params, batch_stats=statistics)
+    np.testing.assert_array_equal(after["bad"]["scale"], bad)
+    np.testing.assert_allclose(after["good"]["scale"], [7.5, 5 / 1.5], rtol=1e-6)
+    assert int(stats["bbn/skipped"]) == 1
+    assert float(stats["bbn/share_clipped"]) == 2 / 4
+
+
+def test_rows_of_a_stack_are_left_alone_one_by_one():
+    params = {"scale": jnp.array([[1.0, -3.0], [9.0, 1.0]])}
+    after, stats = land(bound_batch_norm_scales(0.5), params, batch_stats={"var": jnp.full((2, 2), 1 - 1e-5)})
+    np.testing.assert_allclose(after["scale"], [[1, -3], [7.5, 5 / 1.5]], rtol=1e-6)
+    assert int(stats["bbn/skipped"]) == 1
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_types_store_the_exact_bound_rounded_once(dtype):
+    params = {"scale": jnp.array([9.0, 1.0], dtype)}
+    after, _ = land(bound_batch_norm_scales(0.5), params, batch_stats={"var": jnp.full(2, 1 - 1e-5)})
+    np.testing.assert_array_equal(after["scale"], jnp.array([7.5, 5 / 1.5], dtype))
+
+
+class Network(nn.Module):
+    """Every norm there is: only the BatchNorm with a scale has one to bound."""
+
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train, name="bn")(x)
+        x = nn.BatchNorm(use_running_average=not train, use_scale=False, name="without_scale")(x)
+        x = nn.GroupNorm(2, name="gn")(nn.LayerNorm(name="ln")(x))
+        return nn.SpectralNorm(nn.Dense(2, name="dense"), name="sn")(x, update_stats=train)
+
+
+STEPPED = jnp.array([8.0, 1.0, 1.5, 2.0])
+
+
+def batch():
+    return jax.random.normal(jax.random.key(1), (16, 4)) * jnp.array([1.0, 2.0, 3.0, 4.0])
+
+
+def after_bounding(running_variance):
+    return bounded_scale(np.asarray(STEPPED, float), 1.0, np.sqrt(np.asarray(running_variance, float) + 1e-5))
+
+
+def test_linen_scales_meet_the_statistics_as_the_step_updated_them():
+    variables = Network().init(jax.random.key(0), batch(), train=False)
+    _, updated = Network().apply(variables, batch(), train=True, mutable="batch_stats")
+    params, statistics = variables["params"], updated["batch_stats"]
+    assert {"without_scale", "sn"} < set(statistics)
+    # One step of gradient descent takes every scale to the same place, then the bound acts.
+    grads = jax.tree.map(jnp.zeros_like, params)
+    for norm in ("bn", "ln", "gn"):
+        grads[norm]["scale"] = params[norm]["scale"] - STEPPED
+    tx = optax.chain(optax.sgd(1.0), bound_batch_norm_scales(1.0))
+    updates, _ = tx.update(grads, tx.init(params), params, batch_stats=statistics)
+    after = optax.apply_updates(params, updates)
+    expected = after_bounding(statistics["bn"]["var"])
+    assert np.sum(expected != STEPPED) >= 2
+    np.testing.assert_allclose(after["bn"]["scale"], expected, rtol=2e-6)
+    for norm in ("ln", "gn"):
+        np.testing.assert_array_equal(after[norm]["scale"], STEPPED)
+    np.testing.assert_array_equal(after["dense"]["kernel"], params["dense"]["kernel"])
+
+
+class NormedLayer(nnx.Module):
+    def __init__(self, rngs):
+        self.ln = nnx.LayerNorm(4, rngs=rngs)
+        self.bn = nnx.BatchNorm(4, rngs=rngs)
+
+
+def test_nnx_optimizers_pass_the_statistics_on():
+    model = NormedLayer(nnx.Rngs(0))
+    model.bn(batch())
+    tx = optax.chain(optax.sgd(1.0), bound_batch_norm_scales(1.0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    grads = jax.tree.map(jnp.zeros_like, nnx.state(model, nnx.Param))
+    for norm in ("bn", "ln"):
+        grads[norm]["scale"] = grads[norm]["scale"].replace(1 - STEPPED)
+    optimizer.update(model, grads, batch_stats=nnx.state(model, nnx.BatchStat))
+    expected = after_bounding(model.bn.var[...])
+    assert np.sum(expected != STEPPED) >= 2
+    np.testing.assert_allclose(model.bn.scale[...], expected, rtol=2e-6)
+    np.testing.assert_array_equal(model.ln.scale[...], STEPPED)
+
+
+def test_scanned_layers_are_bounded_one_by_one():
+    class Layer(nn.Module):
+        @nn.compact
+        def __call__(self, x, _):
+            return nn.BatchNorm(use_running_average=True)(x), None
+
+    stack = nn.scan(
+        Layer, variable_axes={"params": 0, "batch_stats": 0}, split_rngs={"params": True}, length=2
+    )
+    variables = stack().init(jax.random.key(0), jnp.ones((1, 4)), None)
+    params, statistics = variables["params"], variables["batch_stats"]
+    assert params["BatchNorm_0"]["scale"].shape == (2, 4)
+    rows = np.array([[8.0, 1.0, 1.0, 2.0], [0.3, 0.1, 0.1, 0.1]])
+    stds = np.array([[1.0, 1.0, 1.0, 1.0], [3.0, 0.5, 0.5, 0.5]])
+    params["BatchNorm_0"]["scale"] = jnp.asarray(rows, jnp.float32)
+    statistics["BatchNorm_0"]["var"] = jnp.asarray(stds**2 - 1e-5, jnp.float32)
+    after = project_batch_norm(params, statistics, 0.5)["BatchNorm_0"]["scale"]
+    expected = [bounded_scale(row, 0.5, std) for row, std in zip(rows, stds, strict=True)]
+    np.testing.assert_allclose(after, expected, rtol=2e-6)

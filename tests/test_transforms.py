@@ -1,0 +1,333 @@
+"""When the transformations act, on what, in which types, and what they report."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from svb_jax import bbn, bound_batch_norm_scales, bound_singular_values, project, projection_stats, svb
+from tests.prescribed import (
+    BATCH_STATS,
+    BBN_EPSILON,
+    EPSILON,
+    FRAMES,
+    SCALE,
+    SCALE_STEP,
+    SPECTRUM,
+    STEP,
+    assert_same,
+    before_and_after,
+    bounded_scale,
+    clipped,
+    frame,
+    gradients,
+    network,
+    run_by_hand,
+    start,
+)
+
+SGD = optax.sgd(1.0)
+
+
+def apply(tx, params, grads, state=None, **extra):
+    """Take one compiled step."""
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    return step(params, tx.init(params) if state is None else state, grads)
+
+
+def land(tx, params, **extra):
+    """Return where a step of length zero lands, and the state."""
+    return apply(tx, params, jax.tree.map(jnp.zeros_like, params), **extra)
+
+
+def follow(tx, expected):
+    """Check a run with the same gradients at every step."""
+    step = jax.jit(tx.update)
+    params, state = start(), tx.init(start())
+    for after in expected:
+        updates, state = step(gradients(), state, params)
+        params = optax.apply_updates(params, updates)
+        assert_same(params, after)
+
+
+def kernels(*matrices):
+    return {str(i): {"kernel": jnp.asarray(matrix, jnp.float32)} for i, matrix in enumerate(matrices)}
+
+
+NEVER = 10**6
+
+
+class TestTiming:
+    """One compiled step for the whole table: ``every`` and ``until`` may be traced numbers."""
+
+    @staticmethod
+    @jax.jit
+    def step(params, state, every, until):
+        tx = svb(SGD, EPSILON, every, until=until, method="svd")
+        updates, state = tx.update(gradients(), state, params)
+        return optax.apply_updates(params, updates), state
+
+    @pytest.mark.parametrize(
+        ("every", "until", "due"),
+        [
+            (1, NEVER, (1, 2, 3, 4, 5, 6, 7)),
+            (2, NEVER, (2, 4, 6)),
+            (3, NEVER, (3, 6)),
+            (7, NEVER, (7,)),
+            (8, NEVER, ()),
+            (1, 1, (1,)),
+            (2, 1, ()),
+            (2, 4, (2, 4)),
+            (2, 5, (2, 4)),
+            (3, 6, (3, 6)),
+        ],
+    )
+    def test_steps_count_from_one_and_until_is_the_last(self, every, until, due):
+        params, state = start(), svb(SGD, EPSILON).init(start())
+        for expected in run_by_hand([1] * 7, svb_at=due):
+            params, state = self.step(params, state, every, until)
+            assert_same(params, expected)
+
+    @pytest.mark.parametrize("split", [1, 2, 3])
+    def test_a_restored_count_goes_on_as_if_never_stopped(self, split):
+        params, state = start(), svb(SGD, EPSILON).init(start())
+        for call, expected in enumerate(run_by_hand([1] * 7, svb_at=(2, 4, 6)), 1):
+            params, state = self.step(params, state, 2, NEVER)
+            if call == split:
+                params, state = jax.tree.map(lambda leaf: np.array(leaf), (params, state))
+            assert_same(params, expected)
+
+    @pytest.mark.parametrize(("every", "due"), [(1, (1, 2, 3, 4)), (2, (2, 4))])
+    def test_a_schedule_is_called_with_the_steps_behind(self, every, due):
+        epsilons = jnp.array([0.9, 0.1, 0.5, 0.0])
+        spectrum, expected = SPECTRUM, []
+        for step, epsilon in [(1, 0.9), (2, 0.1), (3, 0.5), (4, 0.0)]:
+            spectrum = spectrum + STEP
+            if step in due:
+                spectrum = clipped(spectrum, 1 / (1 + epsilon), 1 + epsilon)
+            expected.append(network(dict.fromkeys(FRAMES, spectrum), SCALE + step * SCALE_STEP))
+        follow(svb(SGD, lambda count: epsilons[count], every, method="svd"), expected)
+
+    def test_every_and_until_may_be_injected(self):
+        injected = optax.inject_hyperparams(bound_singular_values, static_args="method")
+        tx = injected(epsilon=EPSILON, every=2, until=2, method="svd")
+        follow(optax.chain(SGD, tx), run_by_hand([1] * 4, svb_at=(2,)))
+
+
+class TestBand:
+    @pytest.mark.parametrize(
+        ("options", "lower", "upper"),
+        [
+            ({"epsilon": 0.5}, 2 / 3, 3 / 2),
+            ({"epsilon": 0.0}, 1, 1),
+            ({"epsilon": 3.0}, 1 / 4, 4),
+            ({"epsilon": 0.5, "scale": 2.0}, 4 / 3, 3),
+            ({"epsilon": 0.0, "scale": 0.5}, 0.5, 0.5),
+        ],
+    )
+    def test_singular_values_end_up_in_it(self, options, lower, upper):
+        vectors = frame(6, 4)
+        values = np.array([4.5, 1.1, 0.3, 0.1])
+        after, _ = land(bound_singular_values(**options, method="svd"), kernels(vectors.matrix(values)))
+        expected = kernels(vectors.matrix(clipped(values, lower, upper)))
+        assert_same(after, expected)
+        assert_same(project(kernels(vectors.matrix(values)), **options, method="svd"), expected)
+
+    def test_a_scale_may_depend_on_outputs_and_inputs(self):
+        wide, tall = frame(3, 5), frame(5, 3)
+        values = np.array([9.0, 1.0, 0.1])
+        tx = bound_singular_values(0.25, scale=lambda outputs, inputs: outputs / inputs, method="svd")
+        after, _ = land(tx, kernels(wide.matrix(values), tall.matrix(values)))
+        by_hand = [clipped(values, centre / 1.25, centre * 1.25) for centre in (5 / 3, 3 / 5)]
+        assert_same(after, kernels(wide.matrix(by_hand[0]), tall.matrix(by_hand[1])))
+
+    def test_layers_may_have_bands_of_their_own(self):
+        vectors, values = frame(6, 4), np.array([3.0, 1.2, 0.9, 0.1])
+        bands = {"0": bound_singular_values(0.5, method="svd"), "1": bound_singular_values(0.1, method="svd")}
+        tx = optax.multi_transform(bands, {"0": "0", "1": "1"})
+        after, _ = land(tx, kernels(vectors.matrix(values), vectors.matrix(values)))
+        narrow = clipped(values, 1 / 1.1, 1.1)
+        assert_same(after, kernels(vectors.matrix(clipped(values)), vectors.matrix(narrow)))
+
+    @pytest.mark.parametrize(
+        "where", [{"0": True, "1": False}, lambda params: {name: name == "0" for name in params}]
+    )
+    def test_where_is_a_mask(self, where):
+        before, expected = before_and_after(6, 4)
+        params = kernels(before, before)
+        after, _ = land(bound_singular_values(EPSILON, where=where, method="svd"), params)
+        assert_same(after, kernels(expected, before))
+        assert_same(project(params, EPSILON, where=where, method="svd"), kernels(expected, before))
+
+
+class TestNesting:
+    @pytest.mark.parametrize("order", ["svb(bbn)", "bbn(svb)"])
+    def test_extra_arguments_reach_the_innermost_through_both(self, order):
+        def update(updates, state, params=None, *, length, **extra):
+            assert set(extra) == {"batch_stats"}
+            return jax.tree.map(lambda g: -length * g, updates), state
+
+        inner = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+        with_svb = functools.partial(svb, epsilon=EPSILON, method="svd")
+        with_bbn = functools.partial(bbn, epsilon=BBN_EPSILON)
+        tx = with_svb(with_bbn(inner)) if order == "svb(bbn)" else with_bbn(with_svb(inner))
+        after, _ = apply(tx, start(), gradients(), batch_stats=BATCH_STATS, length=2.0)
+        assert_same(after, run_by_hand([2], svb_at=(1,), bbn_at=(1,))[0])
+
+
+# Entries of these are multiples of 1/32, so that every type holds them exactly.
+HADAMARD = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+
+
+def exact_matrix(*values):
+    return HADAMARD * np.array(values) @ HADAMARD[[2, 0, 3, 1]]
+
+
+BEFORE = exact_matrix(2.0, 1.0, 0.5, 0.25)
+MOVE = exact_matrix(1.0, 0.25, 0.25, -0.125)
+BOUNDED = exact_matrix(1.5, 1.25, 0.75, 2 / 3)
+
+
+class TestTypes:
+    """The stepped matrix has singular values 3, 1.25, 0.75 and 0.125, of which two are moved."""
+
+    @staticmethod
+    def params(dtype):
+        params, grads = ({"kernel": jnp.asarray(matrix, dtype)} for matrix in (BEFORE, -MOVE))
+        np.testing.assert_array_equal(params["kernel"].astype(jnp.float32), BEFORE)
+        np.testing.assert_array_equal(grads["kernel"].astype(jnp.float32), -MOVE)
+        return params, grads
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_half_types_store_the_exact_projection_rounded_once(self, dtype):
+        after, _ = apply(svb(SGD, EPSILON), *self.params(dtype))
+        assert after["kernel"].dtype == dtype
+        np.testing.assert_array_equal(after["kernel"], jnp.asarray(BOUNDED, dtype))
+        stepped = {"kernel": jnp.asarray(BEFORE + MOVE, dtype)}
+        np.testing.assert_array_equal(project(stepped, EPSILON)["kernel"], jnp.asarray(BOUNDED, dtype))
+
+    @pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 5e-7), (jnp.float64, 2e-15)])
+    def test_full_types_are_projected_in_their_own_precision(self, dtype, atol):
+        with jax.enable_x64(True):
+            after, state = apply(svb(SGD, EPSILON), *self.params(dtype))
+            assert after["kernel"].dtype == dtype
+            np.testing.assert_allclose(after["kernel"], BOUNDED, rtol=0, atol=atol)
+            assert {leaf.dtype.name for leaf in state[-1]} == {"int32", "float32"}
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_kept_types_fit_apply_if_finite_and_round_the_update(self, dtype):
+        params, grads = self.params(dtype)
+        tx = optax.apply_if_finite(svb(SGD, EPSILON, keep_dtype=True), max_consecutive_errors=1)
+        updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+        assert updates["kernel"].dtype == dtype
+        np.testing.assert_array_equal(updates["kernel"], jnp.asarray(BOUNDED - BEFORE, dtype))
+
+    def test_apply_if_finite_refuses_updates_of_another_type(self):
+        params, grads = self.params(jnp.bfloat16)
+        tx = optax.apply_if_finite(svb(SGD, EPSILON), max_consecutive_errors=1)
+        with pytest.raises(TypeError, match="bfloat16"):
+            tx.update(grads, tx.init(params), params)
+
+    def test_off_steps_keep_the_update(self):
+        params, grads = self.params(jnp.bfloat16)
+        after, _ = apply(svb(SGD, EPSILON, every=2), params, grads)
+        np.testing.assert_array_equal(after["kernel"].astype(jnp.float32), BEFORE + MOVE)
+
+
+class TestNonFinite:
+    @pytest.mark.parametrize("method", ["auto", "svd"])
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_such_weights_are_left_alone_and_counted(self, bad, method):
+        before, expected = before_and_after(6, 4)
+        spoilt = before.copy()
+        spoilt[2, 1] = bad
+        grads = kernels(np.zeros((6, 4)), np.ones((6, 4)), np.zeros((6, 4)))
+        tx = svb(SGD, EPSILON, method=method)
+        after, state = apply(tx, kernels(before, spoilt, before), grads)
+        assert_same(after, kernels(expected, spoilt - 1, expected))
+        stats = projection_stats(state)
+        assert int(stats["svb/skipped"]) == 1
+        np.testing.assert_allclose(stats["svb/sigma_max"], 3.0, rtol=1e-6)
+
+    def test_a_whole_tree_of_them_is_survived(self):
+        params = kernels(np.full((6, 4), np.inf))
+        after, state = land(bound_singular_values(EPSILON, method="svd"), params)
+        assert_same(after, params)
+        stats = projection_stats(state)
+        assert int(stats["svb/skipped"]) == 1
+        assert np.isnan(stats["svb/sigma_min"])
+        assert np.isnan(stats["svb/share_clipped"])
+
+
+class TestStats:
+    """Values 3, 1.2, 0.9 and 0.25 in one matrix, 1.4, 1, 0.7 and 0.7 in another: two of eight are clipped."""
+
+    PARAMS = kernels(frame(6, 4).matrix([3.0, 1.2, 0.9, 0.25]), frame(6, 4, 1).matrix([1.4, 1.0, 0.7, 0.7]))
+
+    @pytest.mark.parametrize(
+        ("method", "exact", "reads_values"),
+        [("svd", 2, True), ("gram", 0, True), ("auto", 0, True), ("polar", 0, False)],
+    )
+    def test_figures_are_of_the_matrices_before(self, method, exact, reads_values):
+        after, state = land(svb(SGD, EPSILON, method=method), self.PARAMS)
+        stats = projection_stats(state)
+        assert set(stats) == {
+            "svb/step",
+            "svb/sigma_min",
+            "svb/sigma_max",
+            "svb/share_clipped",
+            "svb/exact",
+            "svb/skipped",
+        }
+        extremes = [0.25, 3.0] if reads_values else [np.nan, np.nan]
+        np.testing.assert_allclose(
+            [stats["svb/sigma_min"], stats["svb/sigma_max"]], extremes, rtol=0, atol=5e-6
+        )
+        assert float(stats["svb/share_clipped"]) == 2 / 8
+        assert [int(stats[f"svb/{name}"]) for name in ("step", "exact", "skipped")] == [1, exact, 0]
+        bounded = [[1.5, 1.2, 0.9, 2 / 3], [1.4, 1.0, 0.7, 0.7]]
+        assert_same(after, kernels(frame(6, 4).matrix(bounded[0]), frame(6, 4, 1).matrix(bounded[1])))
+
+    def test_auto_takes_the_exact_route_where_the_condition_asks_for_it(self):
+        _, state = land(svb(SGD, EPSILON), kernels(frame(6, 4).matrix([3.0, 1.2, 0.9, 0.01]), np.eye(6, 4)))
+        assert int(projection_stats(state)["svb/exact"]) == 1
+
+    def test_before_the_first_projection_nothing_is_known(self):
+        stats = projection_stats(svb(SGD, EPSILON).init(self.PARAMS))
+        assert all(stats[f"svb/{name}"] == 0 for name in ("step", "exact", "skipped"))
+        assert all(np.isnan(stats[f"svb/{name}"]) for name in ("sigma_min", "sigma_max", "share_clipped"))
+
+    def test_figures_stay_until_the_next_projection(self):
+        tx = svb(SGD, EPSILON, every=2, method="svd")
+        step = jax.jit(tx.update)
+        state, seen = tx.init(start()), []
+        for _ in range(5):
+            _, state = step(gradients(), state, start())
+            stats = projection_stats(state)
+            seen.append((int(stats["svb/step"]), int(stats["svb/exact"])))
+        assert seen == [(0, 0), (2, 2), (2, 2), (4, 2), (4, 2)]
+
+    def test_several_bounds_in_a_nested_state_are_told_apart(self):
+        bands = {
+            "conv": bound_singular_values(EPSILON, where=lambda p: jax.tree.map(lambda _: True, p)),
+            "rest": optax.chain(bound_singular_values(0.0, every=3), bound_batch_norm_scales(BBN_EPSILON)),
+        }
+        labels = {"conv": "conv", "dense": "rest", "bn": "rest"}
+        tx = optax.MultiSteps(optax.chain(SGD, optax.multi_transform(bands, labels)), 1)
+        _, state = land(tx, start(), batch_stats=BATCH_STATS)
+        stats = projection_stats(state)
+        assert [int(stats[key]) for key in ("svb.0/step", "svb.1/step", "bbn/step")] == [1, 0, 1]
+        moved = np.mean(bounded_scale(SCALE) != SCALE)
+        assert float(stats["bbn/share_clipped"]) == moved
+        assert "svb/step" not in stats
+
+    def test_a_state_without_bounds_has_none(self):
+        assert projection_stats(optax.adam(1e-3).init(start())) == {}
