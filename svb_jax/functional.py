@@ -15,7 +15,7 @@ from svb_jax.gating import Where
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
 from svb_jax.projection import Method
 from svb_jax.sharing import AxisName
-from svb_jax.transforms import Scale, project_leaves
+from svb_jax.transforms import Scale, check_projection, project_leaves
 
 
 def project(
@@ -47,8 +47,8 @@ def project(
       Array([[1., 0.],
              [0., 1.]], dtype=float32)
     """
-    check_choice("project", "method", method, get_args(Method))
     check_epsilon("project", epsilon)
+    check_projection("project", method, scale, axis_name, mesh)
 
     def bound(params: Any) -> Any:
         leaves = matrix_leaves(params, dimension_numbers)

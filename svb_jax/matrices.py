@@ -140,7 +140,7 @@ def _read_leaf(index: int, path: str, leaf: jax.Array, axes: Any) -> MatrixLeaf:
         axes = MatrixAxes(axes.reduction_axis, axes.output_axis)
     if not isinstance(axes, MatrixAxes):
         raise TypeError(f"dimension_numbers for {path!r} must be a svb_jax.MatrixAxes or None, got {axes!r}.")
-    reduction, output = _as_axes(axes.reduction, leaf.ndim), _as_axes(axes.output, leaf.ndim)
+    reduction, output = _as_axes(path, axes.reduction, leaf.ndim), _as_axes(path, axes.output, leaf.ndim)
     if len({*reduction, *output}) != len(reduction) + len(output) or not reduction or not output:
         raise ValueError(
             f"{path!r} of shape {leaf.shape} cannot be read with {axes}: axes repeat or are missing."
@@ -156,8 +156,8 @@ def _read_leaf(index: int, path: str, leaf: jax.Array, axes: Any) -> MatrixLeaf:
     return MatrixLeaf(index, path, leaf.shape, leaf.dtype, batch, reduction, output, axes.groups)
 
 
-def _as_axes(axes: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
+def _as_axes(path: str, axes: int | tuple[int, ...], rank: int) -> tuple[int, ...]:
     listed = (axes,) if isinstance(axes, int) else tuple(axes)
     if any(not -rank <= a < rank for a in listed):
-        raise ValueError(f"svb_jax got axes {listed} for a leaf of rank {rank}.")
+        raise ValueError(f"svb_jax got axes {listed} for {path!r}, which has rank {rank}.")
     return tuple(a % rank for a in listed)

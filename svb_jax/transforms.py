@@ -101,11 +101,7 @@ def bound_singular_values(
     name = "bound_singular_values"
     timing = Timing(epsilon, every, until)
     timing.check(name)
-    check_choice(name, "method", method, get_args(Method))
-    if not callable(scale):
-        check_positive(name, "scale", scale)
-    if axis_name is not None and mesh is not None:
-        raise ValueError(f"{name} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both.")
+    check_projection(name, method, scale, axis_name, mesh)
 
     def init_fn(params: optax.Params) -> BoundSingularValuesState:
         matrix_leaves(params, dimension_numbers)
@@ -285,6 +281,19 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
             prefix = name if len(states) == 1 else f"{name}.{position}"
             stats |= {f"{prefix}/{key}": value for key, value in state._asdict().items() if key != "count"}
     return stats
+
+
+def check_projection(
+    caller: str, method: Method, scale: Scale, axis_name: AxisName | None, mesh: Mesh | None
+) -> None:
+    """Raise unless these options of a projection make sense."""
+    check_choice(caller, "method", method, get_args(Method))
+    if not callable(scale):
+        check_positive(caller, "scale", scale)
+    if axis_name is not None and mesh is not None:
+        raise ValueError(
+            f"{caller} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both."
+        )
 
 
 def project_leaves(
