@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 EPSILON = 0.5
 LOWER, UPPER = 1 / 1.5, 1.5
@@ -105,3 +106,23 @@ def assert_same(params, expected) -> None:
     """Compare trees of parameters to what float32 leaves of a run of a few steps."""
     assert jax.tree.structure(params) == jax.tree.structure(expected)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=5e-6), params, expected)
+
+
+def kernels(*matrices) -> dict:
+    return {str(i): {"kernel": jnp.asarray(matrix, jnp.float32)} for i, matrix in enumerate(matrices)}
+
+
+def take_step(tx, params, grads, **extra):
+    """Take one compiled step."""
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    return step(params, tx.init(params), grads)
+
+
+def land(tx, params, **extra):
+    """Return where a step of length zero lands, and the state."""
+    return take_step(tx, params, jax.tree.map(jnp.zeros_like, params), **extra)

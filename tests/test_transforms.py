@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from svb_jax import bbn, bound_batch_norm_scales, bound_singular_values, project, projection_stats, svb
+from svb_jax import bbn, bound_singular_values, project, projection_stats, svb
 from tests.prescribed import (
     BATCH_STATS,
     BBN_EPSILON,
@@ -20,32 +20,18 @@ from tests.prescribed import (
     STEP,
     assert_same,
     before_and_after,
-    bounded_scale,
     clipped,
     frame,
     gradients,
+    kernels,
+    land,
     network,
     run_by_hand,
     start,
+    take_step,
 )
 
 SGD = optax.sgd(1.0)
-
-
-def apply(tx, params, grads, state=None, **extra):
-    """Take one compiled step."""
-
-    @jax.jit
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params, **extra)
-        return optax.apply_updates(params, updates), state
-
-    return step(params, tx.init(params) if state is None else state, grads)
-
-
-def land(tx, params, **extra):
-    """Return where a step of length zero lands, and the state."""
-    return apply(tx, params, jax.tree.map(jnp.zeros_like, params), **extra)
 
 
 def follow(tx, expected):
@@ -56,10 +42,6 @@ def follow(tx, expected):
         updates, state = step(gradients(), state, params)
         params = optax.apply_updates(params, updates)
         assert_same(params, after)
-
-
-def kernels(*matrices):
-    return {str(i): {"kernel": jnp.asarray(matrix, jnp.float32)} for i, matrix in enumerate(matrices)}
 
 
 NEVER = 10**6
@@ -179,7 +161,7 @@ class TestNesting:
         with_svb = functools.partial(svb, epsilon=EPSILON, method="svd")
         with_bbn = functools.partial(bbn, epsilon=BBN_EPSILON)
         tx = with_svb(with_bbn(inner)) if order == "svb(bbn)" else with_bbn(with_svb(inner))
-        after, _ = apply(tx, start(), gradients(), batch_stats=BATCH_STATS, length=2.0)
+        after, _ = take_step(tx, start(), gradients(), batch_stats=BATCH_STATS, length=2.0)
         assert_same(after, run_by_hand([2], svb_at=(1,), bbn_at=(1,))[0])
 
 
@@ -208,7 +190,7 @@ class TestTypes:
 
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     def test_half_types_store_the_exact_projection_rounded_once(self, dtype):
-        after, _ = apply(svb(SGD, EPSILON), *self.params(dtype))
+        after, _ = take_step(svb(SGD, EPSILON), *self.params(dtype))
         assert after["kernel"].dtype == dtype
         np.testing.assert_array_equal(after["kernel"], jnp.asarray(BOUNDED, dtype))
         stepped = {"kernel": jnp.asarray(BEFORE + MOVE, dtype)}
@@ -217,7 +199,7 @@ class TestTypes:
     @pytest.mark.parametrize(("dtype", "atol"), [(jnp.float32, 5e-7), (jnp.float64, 2e-15)])
     def test_full_types_are_projected_in_their_own_precision(self, dtype, atol):
         with jax.enable_x64(True):
-            after, state = apply(svb(SGD, EPSILON), *self.params(dtype))
+            after, state = take_step(svb(SGD, EPSILON), *self.params(dtype))
             assert after["kernel"].dtype == dtype
             np.testing.assert_allclose(after["kernel"], BOUNDED, rtol=0, atol=atol)
             assert {leaf.dtype.name for leaf in state[-1]} == {"int32", "float32"}
@@ -238,7 +220,7 @@ class TestTypes:
 
     def test_off_steps_keep_the_update(self):
         params, grads = self.params(jnp.bfloat16)
-        after, _ = apply(svb(SGD, EPSILON, every=2), params, grads)
+        after, _ = take_step(svb(SGD, EPSILON, every=2), params, grads)
         np.testing.assert_array_equal(after["kernel"].astype(jnp.float32), BEFORE + MOVE)
 
 
@@ -251,7 +233,7 @@ class TestNonFinite:
         spoilt[2, 1] = bad
         grads = kernels(np.zeros((6, 4)), np.ones((6, 4)), np.zeros((6, 4)))
         tx = svb(SGD, EPSILON, method=method)
-        after, state = apply(tx, kernels(before, spoilt, before), grads)
+        after, state = take_step(tx, kernels(before, spoilt, before), grads)
         assert_same(after, kernels(expected, spoilt - 1, expected))
         stats = projection_stats(state)
         assert int(stats["svb/skipped"]) == 1
@@ -265,69 +247,3 @@ class TestNonFinite:
         assert int(stats["svb/skipped"]) == 1
         assert np.isnan(stats["svb/sigma_min"])
         assert np.isnan(stats["svb/share_clipped"])
-
-
-class TestStats:
-    """Values 3, 1.2, 0.9 and 0.25 in one matrix, 1.4, 1, 0.7 and 0.7 in another: two of eight are clipped."""
-
-    PARAMS = kernels(frame(6, 4).matrix([3.0, 1.2, 0.9, 0.25]), frame(6, 4, 1).matrix([1.4, 1.0, 0.7, 0.7]))
-
-    @pytest.mark.parametrize(
-        ("method", "exact", "reads_values"),
-        [("svd", 2, True), ("gram", 0, True), ("auto", 0, True), ("polar", 0, False)],
-    )
-    def test_figures_are_of_the_matrices_before(self, method, exact, reads_values):
-        after, state = land(svb(SGD, EPSILON, method=method), self.PARAMS)
-        stats = projection_stats(state)
-        assert set(stats) == {
-            "svb/step",
-            "svb/sigma_min",
-            "svb/sigma_max",
-            "svb/share_clipped",
-            "svb/exact",
-            "svb/skipped",
-        }
-        extremes = [0.25, 3.0] if reads_values else [np.nan, np.nan]
-        np.testing.assert_allclose(
-            [stats["svb/sigma_min"], stats["svb/sigma_max"]], extremes, rtol=0, atol=5e-6
-        )
-        assert float(stats["svb/share_clipped"]) == 2 / 8
-        assert [int(stats[f"svb/{name}"]) for name in ("step", "exact", "skipped")] == [1, exact, 0]
-        bounded = [[1.5, 1.2, 0.9, 2 / 3], [1.4, 1.0, 0.7, 0.7]]
-        assert_same(after, kernels(frame(6, 4).matrix(bounded[0]), frame(6, 4, 1).matrix(bounded[1])))
-
-    def test_auto_takes_the_exact_route_where_the_condition_asks_for_it(self):
-        _, state = land(svb(SGD, EPSILON), kernels(frame(6, 4).matrix([3.0, 1.2, 0.9, 0.01]), np.eye(6, 4)))
-        assert int(projection_stats(state)["svb/exact"]) == 1
-
-    def test_before_the_first_projection_nothing_is_known(self):
-        stats = projection_stats(svb(SGD, EPSILON).init(self.PARAMS))
-        assert all(stats[f"svb/{name}"] == 0 for name in ("step", "exact", "skipped"))
-        assert all(np.isnan(stats[f"svb/{name}"]) for name in ("sigma_min", "sigma_max", "share_clipped"))
-
-    def test_figures_stay_until_the_next_projection(self):
-        tx = svb(SGD, EPSILON, every=2, method="svd")
-        step = jax.jit(tx.update)
-        state, seen = tx.init(start()), []
-        for _ in range(5):
-            _, state = step(gradients(), state, start())
-            stats = projection_stats(state)
-            seen.append((int(stats["svb/step"]), int(stats["svb/exact"])))
-        assert seen == [(0, 0), (2, 2), (2, 2), (4, 2), (4, 2)]
-
-    def test_several_bounds_in_a_nested_state_are_told_apart(self):
-        bands = {
-            "conv": bound_singular_values(EPSILON, where=lambda p: jax.tree.map(lambda _: True, p)),
-            "rest": optax.chain(bound_singular_values(0.0, every=3), bound_batch_norm_scales(BBN_EPSILON)),
-        }
-        labels = {"conv": "conv", "dense": "rest", "bn": "rest"}
-        tx = optax.MultiSteps(optax.chain(SGD, optax.multi_transform(bands, labels)), 1)
-        _, state = land(tx, start(), batch_stats=BATCH_STATS)
-        stats = projection_stats(state)
-        assert [int(stats[key]) for key in ("svb.0/step", "svb.1/step", "bbn/step")] == [1, 0, 1]
-        moved = np.mean(bounded_scale(SCALE) != SCALE)
-        assert float(stats["bbn/share_clipped"]) == moved
-        assert "svb/step" not in stats
-
-    def test_a_state_without_bounds_has_none(self):
-        assert projection_stats(optax.adam(1e-3).init(start())) == {}
