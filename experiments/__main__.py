@@ -24,10 +24,10 @@ class Command(NamedTuple):
 # Commands of two words stand here as they are typed. Modules are imported when they are needed.
 COMMANDS = {
     "demo": Command("experiments.demo", "Demo", "compare SGD, SVB and SVB with BBN on digits, in minutes"),
-    "list": Command("experiments.listing", "List", "name the paper's figures and tables, their rows and costs"),
+    "list": Command("experiments.listing", "List", "name the paper's figures and tables, with their costs"),
     "run": Command("experiments.runner", "Run", "run a figure or a table, or rows of it"),
     "report": Command("experiments.report", "Report", "write finished runs beside the paper's numbers"),
-    "inspect": Command("experiments.inspection", "Inspect", "show the spectrum of a checkpoint or of weights"),
+    "inspect": Command("experiments.inspection", "Inspect", "show the spectrum of a checkpoint or weights"),
     "train": Command("experiments.train", "Train", "train a network"),
     "data import": Command("experiments.data", "Import", "read CIFAR from an official archive or folder"),
     "data download": Command("experiments.data", "Download", "fetch an official CIFAR archive and read it"),

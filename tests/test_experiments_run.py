@@ -2,13 +2,20 @@
 
 import dataclasses
 
+import jax
+import numpy as np
 import pytest
 
-from experiments import catalogue, record, report, runner, table1
+from experiments import catalogue, listing, record, report, runner, table1
 from experiments.__main__ import main
 from svb_jax import models
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.loop import Diverged
+from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer
+from svb_jax.training.parallel import AXIS, Engine
+from svb_jax.training.sampling import steps_per_epoch
+from svb_jax.training.state import create_state
+from svb_jax.training.step import Batch, make_train_step
 from tests.test_report import write_run
 
 ALL_ROWS = [f"{name}/{row}" for name, experiment in catalogue.EXPERIMENTS.items() for row in experiment.rows]
@@ -17,7 +24,10 @@ ALL_ROWS = [f"{name}/{row}" for name, experiment in catalogue.EXPERIMENTS.items(
 @pytest.fixture(scope="module")
 def smoke_runs(tmp_path_factory):
     """One folder for all, so that rows which differ in a number only share what was compiled."""
-    return tmp_path_factory.mktemp("runs")
+    # Steps of seconds are not worth the minutes that it takes to compile them well.
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield tmp_path_factory.mktemp("runs")
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture
@@ -83,7 +93,7 @@ def test_wrong_names_end_with_code_2(capsys):
     assert "did you mean 'table1'" in capsys.readouterr().err
 
 
-def check_smoke(name: str, runs, tmp_path) -> record.Record:
+def check_smoke(name: str, runs, tmp_path) -> None:
     experiment, (row,) = catalogue.find(name)
     run(tmp_path, name, scale="smoke", runs=runs)
     assert not (tmp_path / "results").exists()
@@ -98,7 +108,6 @@ def check_smoke(name: str, runs, tmp_path) -> record.Record:
         assert set(finished.spectra["final"]) == set(matrices)
         assert (finished.result["test_error_projected"] is None) == (bound is None)
         assert ("svb/sigma_max" in finished.metrics[-1]) == (bound is not None)
-    return finished
 
 
 @pytest.mark.parametrize("name", catalogue.EXPERIMENTS)
@@ -111,6 +120,40 @@ def test_smoke_runs_make_a_report(smoke_runs, tmp_path):
         check_smoke("table1/svb+bbn", smoke_runs, tmp_path)
     report.Report(names=("table1",), out=tmp_path, runs=smoke_runs, results=tmp_path / "none").run()
     assert "table1, smoke" in (tmp_path / "report.md").read_text()
+
+
+def kinds_of_full_rows() -> dict[str, TrainConfig]:
+    """One row of each network, data set, batch size and choice of bounds: the others trace the same."""
+    kinds = {}
+    for name in ALL_ROWS:
+        experiment, (row,) = catalogue.find(name)
+        config = experiment.rows[row]
+        if isinstance(config, TrainConfig):
+            kind = (config.model, config.dataset, config.batch_size, experiment.method(row))
+            kinds.setdefault(kind, (name, config))
+    return dict(kinds.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", kinds_of_full_rows())
+def test_training_step_of_every_full_row_traces_at_full_size(name):
+    config = kinds_of_full_rows()[name]
+    model = models.make(config.model, num_classes=listing.CLASSES[config.dataset], axis_name=AXIS)
+    per_epoch = steps_per_epoch(listing.IMAGES[config.dataset], config.batch_size)
+    span, hyper = Span(per_epoch, config.epochs * per_epoch), hyperparameters(config)
+    tx = make_optimizer(config, hyper, span, AXIS)
+    state = jax.eval_shape(lambda: create_state(model, tx, 0, model.image_shape))
+    step = make_train_step(config, model, span, augments=config.dataset != "imagenet2012", mirror=True)
+    batch = Batch(
+        images=jax.ShapeDtypeStruct((1, 1, config.batch_size, *model.image_shape), np.uint8),
+        labels=jax.ShapeDtypeStruct((1, 1, config.batch_size), np.int32),
+        stop=jax.ShapeDtypeStruct((1,), np.float32),
+    )
+    mapped = Engine("shard_map", 1).compile(step, num_replicated=2)
+    after, _ = jax.eval_shape(mapped, state, hyper, batch)
+    sizes = [leaf.size for leaf in jax.tree.leaves(after.params)]
+    assert sum(sizes) == listing.cost(config).parameters
+    assert jax.tree.map(lambda leaf: leaf.shape, after) == jax.tree.map(lambda leaf: leaf.shape, state)
 
 
 @pytest.mark.slow
