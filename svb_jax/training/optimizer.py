@@ -45,7 +45,7 @@ def hyperparameters(config: TrainConfig) -> Hyperparameters:
     rate = svb_jax.staircase_schedule(config.learning_rate, config.final_learning_rate, stages, 1)
     return Hyperparameters(
         seed=np.asarray(config.seed, np.uint32),
-        learning_rates=np.asarray([rate(stage) for stage in range(stages)], np.float32),
+        learning_rates=np.asarray(rate(jnp.arange(stages)), np.float32),
         svb_epsilon=_scalar(config.svb_epsilon),
         bbn_epsilon=_scalar(config.bbn_epsilon),
     )

@@ -1,12 +1,13 @@
 """What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
 
+import math
 import sys
 import time
 from typing import Any, TextIO
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 REFRESH_SECONDS = 1.0
 """Reading the device is not free: the live numbers are this old at most."""
@@ -73,13 +74,6 @@ class Display:
             self._bar.update(self._task, completed=line["epoch"] * self.steps_per_epoch)
 
 
-class _StepsPerSecond(ProgressColumn):
-    """The column of live numbers."""
-
-    def render(self, task: Task) -> str:
-        return task.fields["numbers"]
-
-
 def _make_bar(console: Console) -> Progress:
     columns = BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
     return Progress(*columns, TextColumn("{task.fields[numbers]}"), console=console)
@@ -90,10 +84,13 @@ _FORMATS = {
     "train_error": "train {:.2f} %",
     "test_error": "test {:.2f} %",
     "images_per_second": "{:.0f} images/s",
+    "svb/sigma_min": "σ {:.3f}",
+    "svb/sigma_max": "to {:.3f}",
+    "svb/share_clipped": "{:.0%} clipped",
 }
 
 
 def _words(numbers: dict[str, Any]) -> str:
-    return "  ".join(
-        form.format(float(numbers[name])) for name, form in _FORMATS.items() if numbers.get(name) is not None
-    )
+    """Return the numbers that are known; those of a projection are NaN before the first one."""
+    known = {name: float(numbers[name]) for name in _FORMATS if numbers.get(name) is not None}
+    return "  ".join(_FORMATS[name].format(value) for name, value in known.items() if not math.isnan(value))

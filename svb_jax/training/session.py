@@ -45,14 +45,15 @@ class Session:
             augments=self.feed.augments_in_step,
             mirror=self.feed.mirror,
         )
-        self._hyper = self.engine.replicate(hyperparameters(config))
+        hyper = hyperparameters(config)
+        self._tx = make_optimizer(config, hyper, self.span, AXIS)
+        self._hyper = self.engine.replicate(hyper)
         self._train_step = self.engine.compile(train_step, num_replicated=2)
         self._eval_step = self.engine.compile(make_eval_step(self._model), num_replicated=3)
 
     def initial_state(self) -> TrainState:
         """Return the state before the first step, on one device."""
-        tx = make_optimizer(self.config, hyperparameters(self.config), self.span, AXIS)
-        return create_state(self._model, tx, self.config.seed, self.feed.image_shape)
+        return create_state(self._model, self._tx, self.config.seed, self.feed.image_shape)
 
     def step(self, state: TrainState, batch: Batch, stop: bool) -> tuple[TrainState, Report]:
         """Take a step; the old state's memory is gone after it.

@@ -35,9 +35,9 @@ class Report(NamedTuple):
     """What the host may read of a step, when it has time."""
 
     pulse: jax.Array
-    """The epoch's mean loss so far, and how many devices' hosts were asked to stop."""
+    """This step's loss, and how many of the devices' hosts were asked to stop."""
     details: dict[str, jax.Array]
-    """Loss, errors, learning rate and the statistics of the last projection."""
+    """The epoch's loss and errors so far, the learning rate, the statistics of the last projection."""
 
 
 def make_train_step(
@@ -89,11 +89,14 @@ def make_train_step(
         grads, batch_stats, totals = gradients(state, batch, key)
         tx = make_optimizer(config, hyper, span, AXIS)
         updates, opt_state = tx.update(grads, state.opt_state, state.params, batch_stats=batch_stats)
-        is_new_epoch = state.step % span.steps_per_epoch == 0
-        totals += jax.tree.map(lambda total: jnp.where(is_new_epoch, 0, total), state.totals)
         params = optax.apply_updates(state.params, updates)
-        state_after = TrainState(state.step + 1, params, batch_stats, opt_state, totals)
-        return state_after, _report(state_after, learning_rate(hyper, state.step, span), batch.stop)
+        is_new_epoch = state.step % span.steps_per_epoch == 0
+        so_far = jax.tree.map(lambda total: jnp.where(is_new_epoch, 0, total), state.totals) + totals
+        details = {f"train_{name}": mean for name, mean in so_far.means().items()}
+        details |= {"learning_rate": learning_rate(hyper, state.step, span)}
+        details |= svb_jax.projection_stats(opt_state)
+        pulse = jnp.stack([totals.means()["loss"], lax.psum(batch.stop, AXIS)])
+        return TrainState(state.step + 1, params, batch_stats, opt_state, so_far), Report(pulse, details)
 
     return step
 
@@ -107,10 +110,3 @@ def make_eval_step(model: nn.Module) -> Callable[[Totals, Any, Any, Batch], Tota
         return totals + lax.psum(count_errors(logits, batch.labels, batch.mask), AXIS)
 
     return step
-
-
-def _report(state: TrainState, rate: jax.Array, stop: jax.Array) -> Report:
-    means = state.totals.means()
-    pulse = jnp.stack([means["loss"], lax.psum(jnp.asarray(stop, jnp.float32), AXIS)])
-    details = {f"train_{name}": value for name, value in means.items()}
-    return Report(pulse, details | {"learning_rate": rate} | svb_jax.projection_stats(state.opt_state))
