@@ -42,7 +42,9 @@ def clip_stacks(
         return spread(dict(stacks), jax.tree.map(jnp.asarray, dict(bands)))
     if axis_name is not None:
         return _clip_shared(stacks, bands, method, axis_name)
-    reading, clipped = empty_reading(jnp.zeros(())), {}
+    # Of no entries, but in the stacks' type: in a shard_map they may differ from device to device.
+    nothing = sum((jnp.sum(stack[:0]) for stack in stacks.values()), jnp.zeros(()))
+    reading, clipped = empty_reading(nothing), {}
     for key, stack in stacks.items():
         clipped[key], reading = clip_stack(stack, *bands[key], method, reading)
     return clipped, reading

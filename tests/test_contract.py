@@ -174,9 +174,28 @@ def run_pmap(axis_name):
     init, step = make_step(axis_name=axis_name)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), start())
     step = jax.pmap(step, axis_name="d", in_axes=(0, 0, None, None))
-    replicas = run(step, params, jax.pmap(init)(params), gradients())
+    return only_one_of(run(step, params, jax.pmap(init)(params), gradients()))
+
+
+def only_one_of(replicas):
+    """Return one of eight trees that must all be equal."""
     jax.tree.map(lambda leaf: np.testing.assert_array_equal(leaf, leaf[:1].repeat(8, axis=0)), replicas)
     return jax.tree.map(lambda leaf: leaf[0], replicas)
+
+
+def run_ensemble():
+    """Run a network on each device that shard_map takes for another than its neighbours."""
+    init, step = make_step()
+
+    def own_step(params, state, grads, batch_stats):
+        params, state = jax.tree.map(lambda leaf: leaf[0], (params, state))
+        return jax.tree.map(lambda leaf: leaf[None], step(params, state, grads, batch_stats))
+
+    own, whole = P("d"), P()
+    step = jax.shard_map(own_step, mesh=MESHES["auto"], in_specs=(own, own, whole, whole), out_specs=own)
+    given = jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), (start(), init(start())))
+    placed = jax.device_put(given, NamedSharding(MESHES["auto"], own))
+    return only_one_of(run(jax.jit(step), *placed, gradients()))
 
 
 def run_shard_map(axis_name, check_vma):
@@ -206,6 +225,7 @@ MESHES = {
 MODES = {
     "eager": run_eager,
     "donated jit": run_donated,
+    "shard_map, a network on each device": run_ensemble,
     **{f"pmap, shared {name}": partial(run_pmap, name) for name in (None, "d")},
     **{
         f"shard_map, check_vma {check}, shared {name}": partial(run_shard_map, name, check)
