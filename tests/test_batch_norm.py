@@ -143,8 +143,9 @@ def after_bounding(running_variance):
 
 
 def test_linen_scales_meet_the_statistics_as_the_step_updated_them():
-    variables = Network().init(jax.random.key(0), batch(), train=False)
-    _, updated = Network().apply(variables, batch(), train=True, mutable="batch_stats")
+    variables = jax.jit(Network().init, static_argnames="train")(jax.random.key(0), batch(), train=False)
+    train = jax.jit(lambda variables, x: Network().apply(variables, x, train=True, mutable="batch_stats"))
+    _, updated = train(variables, batch())
     params, statistics = variables["params"], updated["batch_stats"]
     assert {"without_scale", "sn"} < set(statistics)
     # One step of gradient descent takes every scale to the same place, then the bound acts.

@@ -105,23 +105,34 @@ class TestTiming:
 
 
 class TestBand:
+    VALUES = np.array([4.5, 1.1, 0.3, 0.1])
+
+    @staticmethod
+    @jax.jit
+    def bounded(params, epsilon, scale):
+        return land(bound_singular_values(epsilon, scale=scale, method="svd"), params)[0]
+
     @pytest.mark.parametrize(
-        ("options", "lower", "upper"),
+        ("epsilon", "scale", "lower", "upper"),
         [
-            ({"epsilon": 0.5}, 2 / 3, 3 / 2),
-            ({"epsilon": 0.0}, 1, 1),
-            ({"epsilon": 3.0}, 1 / 4, 4),
-            ({"epsilon": 0.5, "scale": 2.0}, 4 / 3, 3),
-            ({"epsilon": 0.0, "scale": 0.5}, 0.5, 0.5),
+            (0.5, 1.0, 2 / 3, 3 / 2),
+            (0.0, 1.0, 1, 1),
+            (3.0, 1.0, 1 / 4, 4),
+            (0.5, 2.0, 4 / 3, 3),
+            (0.0, 0.5, 0.5, 0.5),
         ],
     )
-    def test_singular_values_end_up_in_it(self, options, lower, upper):
+    def test_singular_values_end_up_in_it(self, epsilon, scale, lower, upper):
         vectors = frame(6, 4)
-        values = np.array([4.5, 1.1, 0.3, 0.1])
-        after, _ = land(bound_singular_values(**options, method="svd"), kernels(vectors.matrix(values)))
-        expected = kernels(vectors.matrix(clipped(values, lower, upper)))
-        assert_same(after, expected)
-        assert_same(project(kernels(vectors.matrix(values)), **options, method="svd"), expected)
+        before = kernels(vectors.matrix(self.VALUES))
+        expected = kernels(vectors.matrix(clipped(self.VALUES, lower, upper)))
+        assert_same(self.bounded(before, epsilon, scale), expected)
+        assert_same(project(before, epsilon, scale=scale, method="svd"), expected)
+
+    def test_no_room_at_all_is_a_band_too(self):
+        vectors = frame(6, 4)
+        after, _ = land(bound_singular_values(0.0), kernels(vectors.matrix(self.VALUES)))
+        assert_same(after, kernels(vectors.matrix([1, 1, 1, 1])))
 
     def test_a_scale_may_depend_on_outputs_and_inputs(self):
         wide, tall = frame(3, 5), frame(5, 3)
@@ -225,8 +236,7 @@ class TestTypes:
 
 
 class TestNonFinite:
-    @pytest.mark.parametrize("method", ["auto", "svd"])
-    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize(("bad", "method"), [(np.nan, "auto"), (np.inf, "auto"), (-np.inf, "svd")])
     def test_such_weights_are_left_alone_and_counted(self, bad, method):
         before, expected = before_and_after(6, 4)
         spoilt = before.copy()
