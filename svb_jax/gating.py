@@ -12,6 +12,7 @@ from jax.typing import ArrayLike
 
 from svb_jax.checks import check_count, check_epsilon
 
+ScalarOrSchedule = ArrayLike | optax.Schedule
 # A mask as ``optax.masked`` takes it: a tree of booleans, or a function of the parameters.
 Where = Any | Callable[[Any], Any]
 Bounded = tuple[list[jax.Array], Mapping[str, jax.Array]]
@@ -22,7 +23,7 @@ Bound = Callable[[list[jax.Array], ArrayLike], Bounded]
 class Timing:
     """When a bound acts, and how wide its band is then."""
 
-    epsilon: optax.ScalarOrSchedule
+    epsilon: ScalarOrSchedule
     every: ArrayLike
     until: ArrayLike | None
 

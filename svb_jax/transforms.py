@@ -44,7 +44,7 @@ State = TypeVar("State", BoundSingularValuesState, BoundBatchNormScalesState)
 
 
 def bound_singular_values(
-    epsilon: optax.ScalarOrSchedule,
+    epsilon: ScalarOrSchedule,
     every: int = 1,
     *,
     until: int | None = None,
@@ -132,7 +132,7 @@ def bound_singular_values(
 
 
 def bound_batch_norm_scales(
-    epsilon: optax.ScalarOrSchedule,
+    epsilon: ScalarOrSchedule,
     every: int = 1,
     *,
     until: int | None = None,
@@ -216,7 +216,7 @@ def bound_batch_norm_scales(
 
 
 def svb(
-    inner: optax.GradientTransformation, epsilon: optax.ScalarOrSchedule, every: int = 1, **options: Any
+    inner: optax.GradientTransformation, epsilon: ScalarOrSchedule, every: int = 1, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Train with Singular Value Bounding: ``inner``, with every weight matrix bounded every ``every`` steps.
 
@@ -237,7 +237,7 @@ def svb(
 
 
 def bbn(
-    inner: optax.GradientTransformation, epsilon: optax.ScalarOrSchedule, every: int = 1, **options: Any
+    inner: optax.GradientTransformation, epsilon: ScalarOrSchedule, every: int = 1, **options: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Train with Bounded Batch Normalization: ``inner``, with scales bounded every ``every`` steps.
 
