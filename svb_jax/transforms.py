@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 
 from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
 from svb_jax.checks import check_choice, check_params, check_positive
-from svb_jax.gating import Timing, Where, masked, replace_updates
+from svb_jax.gating import ScalarOrSchedule, Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, MatrixLeaf, matrix_leaves, stack_by_shape, unstack
 from svb_jax.projection import Method, Reading
 from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
