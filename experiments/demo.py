@@ -26,7 +26,7 @@ BASE = TrainConfig(
     model="convnet_20",
     dataset="digits",
     image_size=8,
-    # A crop out of the padded image would cut most of an image this small away.
+    # Eight epochs are too few to learn shifted digits as well.
     augment=False,
     depth=2,
     width=0.5,
