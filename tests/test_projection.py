@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import svb_jax
 from svb_jax.projection import clip_stack, empty_reading
-from tests.prescribed import orthogonal, with_spectrum
+from tests.prescribed import LOWER, UPPER, frame
 
-LOWER, UPPER = 2 / 3, 1.5
 clip = jax.jit(svb_jax.clip_singular_values, static_argnames="method")
 
 
@@ -24,9 +23,8 @@ def straddling(count: int, condition: float) -> np.ndarray:
 
 def built(shape: tuple[int, int], spectrum: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return a matrix of this spectrum, and the same matrix with its spectrum clipped."""
-    rng = np.random.default_rng(seed)
-    left, right = orthogonal(rng, shape[0], len(spectrum)), orthogonal(rng, shape[1], len(spectrum))
-    return (left * spectrum) @ right.T, (left * np.clip(spectrum, LOWER, UPPER)) @ right.T
+    vectors = frame(*shape, seed)
+    return vectors.matrix(spectrum), vectors.matrix(np.clip(spectrum, LOWER, UPPER))
 
 
 def band_violation(matrix: np.ndarray, lower: float = LOWER, upper: float = UPPER) -> float:
@@ -236,10 +234,11 @@ def matrices(draw, shapes):
     rank = draw(st.integers(0, min(shape)))
     scale = 10.0 ** draw(st.floats(-6, 6))
     spread = 10.0 ** draw(st.floats(0, 6))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    spectrum = scale * spread ** -rng.uniform(0, 1, rank)
+    seed = draw(st.integers(0, 2**32 - 1))
+    spectrum = np.zeros(min(shape))
+    spectrum[:rank] = scale * spread ** -np.random.default_rng(seed).uniform(0, 1, rank)
     dtype = draw(st.sampled_from([jnp.float32, jnp.float32, jnp.bfloat16]))
-    return jnp.asarray(with_spectrum(rng, shape, spectrum), dtype)
+    return jnp.asarray(frame(*shape, seed).matrix(spectrum), dtype)
 
 
 def is_nearest_in_band(matrix, epsilon):
