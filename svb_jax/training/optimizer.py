@@ -16,10 +16,10 @@ from svb_jax.training.config import TrainConfig
 class Hyperparameters(NamedTuple):
     """The numbers that enter a compiled step as arguments: runs that differ in them share it."""
 
-    seed: np.ndarray
-    learning_rates: np.ndarray
-    svb_epsilon: np.ndarray | None
-    bbn_epsilon: np.ndarray | None
+    seed: jax.Array
+    learning_rates: jax.Array
+    svb_epsilon: jax.Array | None
+    bbn_epsilon: jax.Array | None
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ def hyperparameters(config: TrainConfig) -> Hyperparameters:
     stages = config.learning_rate_stages
     rate = svb_jax.staircase_schedule(config.learning_rate, config.final_learning_rate, stages, 1)
     return Hyperparameters(
-        seed=np.asarray(config.seed, np.uint32),
-        learning_rates=np.asarray(rate(jnp.arange(stages)), np.float32),
+        seed=jnp.asarray(config.seed, jnp.uint32),
+        learning_rates=jnp.asarray(rate(jnp.arange(stages)), jnp.float32),
         svb_epsilon=_scalar(config.svb_epsilon),
         bbn_epsilon=_scalar(config.bbn_epsilon),
     )
@@ -55,7 +55,7 @@ def learning_rate(hyper: Hyperparameters, count: ArrayLike, span: Span) -> jax.A
     """Return the rate of the ``count``-th step, from 0: each stage lasts an equal share of the run."""
     stages = len(hyper.learning_rates)
     ends = np.arange(1, stages) * span.total_steps // stages
-    return jnp.asarray(hyper.learning_rates)[jnp.searchsorted(jnp.asarray(ends), count, side="right")]
+    return hyper.learning_rates[jnp.searchsorted(jnp.asarray(ends), count, side="right")]
 
 
 def make_optimizer(
@@ -111,5 +111,5 @@ def project_once(config: TrainConfig, params: optax.Params, batch_stats: optax.P
     return project(params, batch_stats)
 
 
-def _scalar(value: float | None) -> np.ndarray | None:
-    return None if value is None else np.asarray(value, np.float32)
+def _scalar(value: float | None) -> jax.Array | None:
+    return None if value is None else jnp.asarray(value, jnp.float32)

@@ -33,8 +33,7 @@ def survive_a_lost_host(folder: Path, victim: int, reference: Path | None = None
         reference = folder / "peace"
         for process in start_two(reference):
             finish(process)
-    # So long that only a heartbeat can end it.
-    processes = start_two(folder / "lost", epochs=6)
+    processes = start_two(folder / "lost")
     wait_for_step(processes[victim], folder / "lost", 2)
     processes[victim].kill()
     lost = time.monotonic()

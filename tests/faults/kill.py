@@ -11,32 +11,32 @@ import time
 from pathlib import Path
 
 from svb_jax.training.checkpoint import saved_steps
-from tests.faults.runs import assert_same_end, finish, start, wait_for_step
+from tests.faults.runs import assert_same_end, finish, finish_in_peace, start, wait_for_step
 
 
-def survive_kills(folder: Path, kills: int, seed: int = 0) -> None:
+def survive_kills(peace: Path, kills: int, seed: int = 0, **options: object) -> None:
     """Kill a run so many times, let it finish, and check that its end is that of a run left in peace.
 
     Args:
-      folder: For the two runs; they share their compiled steps.
+      peace: The run left in peace; the other one is made beside it, and finds its steps compiled.
       kills: How many times, each followed by a restart.
       seed: Draws the moments.
+      **options: Of the run left in peace.
     """
-    options = {"epochs": 6 + 4 * kills}
-    finish(start(folder / "peace", **options))
+    killed = peace.parent / "killed"
     draw = random.Random(seed)
     for number in range(kills):
-        process = start(folder / "killed", **options)
-        _wait_for_a_moment(process, folder / "killed", draw, any_time=number % 2 == 1)
+        process = start(killed, **options)
+        _wait_for_a_moment(process, killed, draw, any_time=number % 2 == 1)
         if process.poll() is not None:
             raise RuntimeError(f"The run ended before kill {number + 1}:\n{finish(process)}")
         process.kill()
         process.communicate()
-        saved = saved_steps(folder / "killed" / "checkpoints")
+        saved = saved_steps(killed / "checkpoints")
         print(f"kill {number + 1}: steps {saved} are saved", flush=True)
-    output = finish(start(folder / "killed", **options))
+    output = finish(start(killed, **options))
     assert "Continuing the run" in output
-    assert_same_end(folder / "killed", folder / "peace")
+    assert_same_end(killed, peace)
 
 
 def _wait_for_a_moment(
@@ -57,5 +57,6 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        survive_kills(Path(place), chosen.kills, chosen.seed)
+        length = {"epochs": 6 + 4 * chosen.kills}
+        survive_kills(finish_in_peace(Path(place), **length), chosen.kills, chosen.seed, **length)
     print(f"After {chosen.kills} kills every bit is that of the run left in peace.")

@@ -15,16 +15,16 @@ from svb_jax.training.checkpoint import load_newest, saved_steps
 # A projection and four checkpoints an epoch: kills fall into every phase of a run.
 OPTIONS = {
     "model": "convnet_8",
-    "width": 0.25,
+    "width": 0.125,
     "dataset": "synthetic",
     "image-size": 8,
-    "first": 128,
-    "batch-size": 32,
-    "epochs": 6,
+    "first": 64,
+    "batch-size": 16,
+    "epochs": 12,
     "learning-rate": 0.05,
     "learning-rate-stages": 6,
-    "svb-epsilon": 0.5,
-    "bbn-epsilon": 1.0,
+    "svb-epsilon": 0.05,
+    "bbn-epsilon": 0.05,
     "checkpoint-every-epochs": 0.25,
 }
 
@@ -36,6 +36,12 @@ def start(run_dir: Path, **options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "experiments", "train", "--run-dir", str(run_dir), *words]
     root = Path(__file__).parents[2]
     return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finish_in_peace(folder: Path, **options: object) -> Path:
+    """Run to the end what nothing happens to, and return its folder."""
+    finish(start(folder / "peace", **options))
+    return folder / "peace"
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 300) -> str:

@@ -1,0 +1,237 @@
+"""Checkpoints: whole or not used, whatever happens to their files, and the same on any devices."""
+
+import dataclasses
+import signal
+
+import numpy as np
+import pytest
+
+from svb_jax.training import Interrupted, TrainConfig, loop, train
+from svb_jax.training.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    load_checkpoint,
+    load_newest,
+    saved_steps,
+    set_aside,
+)
+from svb_jax.training.compilation import cached_compilation
+from tests.faults.disk import survive_a_full_disk
+from tests.faults.kill import survive_kills
+from tests.faults.runs import assert_same_end, finish_in_peace
+
+# No BatchNorm, no bounds, no convolution: a step that compiles in no time.
+QUICK = TrainConfig(
+    model="deep_linear",
+    depth=2,
+    dataset="synthetic",
+    image_size=8,
+    first=64,
+    epochs=4,
+    batch_size=16,
+    learning_rate=1e-5,
+    final_learning_rate=1e-6,
+    learning_rate_stages=2,
+    devices=1,
+)
+
+
+def _state(step, value=1.0):
+    kernel = np.full((30, 40), value, np.float32)
+    return {"step": np.int32(step), "params": {"kernel": kernel}, "opt_state": (kernel * 2, np.int32(step))}
+
+
+def _save(folder, errors):
+    """Save a state a step, with these test errors; a state's kernel is full of its step."""
+    with Checkpoints(folder, keep=2) as checkpoints:
+        for step, error in enumerate(errors, start=1):
+            checkpoints.save(_state(step, step), seconds=10.0 * step, test_error=error)
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    _save(tmp_path / "checkpoints", [5.0])
+    newest, damaged = load_newest(tmp_path / "checkpoints")
+    assert (newest.step, newest.seconds, damaged) == (1, 10.0, {})
+    filled = newest.fill(_state(0, 0.0))
+    np.testing.assert_array_equal(filled["params"]["kernel"], np.ones((30, 40), np.float32))
+    np.testing.assert_array_equal(filled["opt_state"][0], np.full((30, 40), 2, np.float32))
+    assert filled["opt_state"][1].dtype == np.int32
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    _save(tmp_path / "checkpoints", [5.0, 1.0, 3.0, 2.0, None, 4.0])
+    assert saved_steps(tmp_path / "checkpoints") == [2, 5, 6]
+
+
+def test_no_folder_is_no_checkpoint(tmp_path):
+    assert load_newest(tmp_path / "checkpoints") == (None, {})
+
+
+def test_another_structure_is_refused(tmp_path):
+    _save(tmp_path / "checkpoints", [5.0])
+    newest, _ = load_newest(tmp_path / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"params/bias, params/kernel do not match"):
+        newest.fill({**_state(0), "params": {"bias": np.zeros(3)}})
+
+
+def _flip_a_byte(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+def _truncate(file):
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [_flip_a_byte, _truncate, lambda file: file.unlink()])
+@pytest.mark.parametrize("which", ["largest", "meta/metadata", "state/_METADATA"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, which):
+    folder = tmp_path / "checkpoints"
+    _save(folder, [5.0, 4.0])
+    files = [path for path in (folder / "2" / "state").rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size) if which == "largest" else folder / "2" / which
+    damage(file)
+    newest, damaged = load_newest(folder)
+    assert newest.step == 1
+    np.testing.assert_array_equal(newest.arrays["params/kernel"], np.ones((30, 40), np.float32))
+    assert list(damaged) == [2]
+    assert saved_steps(folder) == [1, 2]
+
+
+def test_swapped_arrays_are_noticed(tmp_path):
+    folder = tmp_path / "checkpoints"
+    _save(folder, [5.0, 4.0])
+    (folder / "2" / "state").rename(folder / "old")
+    (folder / "1" / "state").rename(folder / "2" / "state")
+    with pytest.raises(CheckpointError, match=r"wrong checksum: opt_state/0, opt_state/1, params/kernel"):
+        load_checkpoint(folder / "2")
+
+
+def test_nothing_is_thrown_away_when_nothing_is_whole(tmp_path):
+    folder = tmp_path / "checkpoints"
+    _save(folder, [5.0, 4.0])
+    for step in (1, 2):
+        (folder / str(step) / "meta" / "metadata").unlink()
+    with pytest.raises(CheckpointError, match=r"No checkpoint in .* is whole: step 2 .*; step 1 "):
+        load_newest(folder)
+    assert saved_steps(folder) == [1, 2]
+
+
+def test_a_step_can_be_saved_again_after_its_damaged_one_is_set_aside(tmp_path):
+    folder = tmp_path / "checkpoints"
+    _save(folder, [5.0, 4.0])
+    assert set_aside(folder, 2) == tmp_path / "damaged" / "2"
+    with Checkpoints(folder, keep=2) as checkpoints:
+        checkpoints.save(_state(2, 7.0), seconds=0.0, test_error=4.0)
+    assert load_checkpoint(folder / "2").arrays["params/kernel"][0, 0] == 7.0
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    with checkpoints, pytest.raises(FloatingPointError, match="params/kernel is not finite after step 3"):
+        checkpoints.save(_state(3, np.inf), seconds=0.0, test_error=None)
+    assert saved_steps(tmp_path / "checkpoints") == []
+
+
+@pytest.fixture(scope="module")
+def peace(tmp_path_factory):
+    """A run that nothing happens to."""
+    config = dataclasses.replace(QUICK, run_dir=tmp_path_factory.mktemp("runs") / "peace")
+    with cached_compilation(config.run_dir.parent / "compilation_cache"):
+        train(config)
+        yield config
+
+
+def _train_until(monkeypatch, config, step, action):
+    """Train, and do something when the host has seen a step finish."""
+    look_back = loop._Run._look_back
+
+    def watching(run):
+        seen, _ = run.under_way[0]
+        details = look_back(run)
+        if seen == step:
+            action()
+        return details
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop._Run, "_look_back", watching)
+        train(config)
+
+
+def _crash_at(monkeypatch, config, step):
+    def pull_the_plug():
+        raise OSError("pulled the plug")
+
+    with pytest.raises(OSError, match="plug"):
+        _train_until(monkeypatch, config, step, pull_the_plug)
+
+
+@pytest.mark.parametrize("step", [2, 4, 9])
+def test_a_crashed_run_goes_on_as_if_nothing_had_happened(peace, tmp_path, monkeypatch, step):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run", checkpoint_every_epochs=0.5)
+    _crash_at(monkeypatch, config, step)
+    assert not (config.run_dir / "result.json").exists()
+    train(config)
+    assert_same_end(config.run_dir, peace.run_dir)
+
+
+def test_sigterm_saves_between_two_checkpoints_and_the_run_goes_on(peace, tmp_path, monkeypatch):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run", checkpoint_every_epochs=2)
+    with pytest.raises(Interrupted, match=r"step \d+ of 16 is saved"):
+        _train_until(monkeypatch, config, 5, lambda: signal.raise_signal(signal.SIGTERM))
+    (saved,) = saved_steps(config.run_dir / "checkpoints")
+    assert 5 < saved < 12
+    train(config)
+    assert_same_end(config.run_dir, peace.run_dir)
+
+
+def test_a_run_falls_back_and_ends_the_same(peace, tmp_path, monkeypatch, capsys):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run")
+    _crash_at(monkeypatch, config, step=14)
+    assert saved_steps(config.run_dir / "checkpoints") == [8, 12]
+    (config.run_dir / "checkpoints" / "12" / "meta" / "metadata").write_text("{")
+    train(config)
+    said = capsys.readouterr().err
+    assert "The checkpoint of step 12 cannot be read" in said
+    assert "from step 8" in said
+    assert (config.run_dir / "damaged" / "12").is_dir()
+    assert_same_end(config.run_dir, peace.run_dir)
+
+
+def test_a_run_goes_on_with_other_devices_and_another_engine(peace, tmp_path, monkeypatch):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run", devices=8)
+    _crash_at(monkeypatch, config, step=9)
+    result = train(dataclasses.replace(config, devices=2, engine="shard_map"))
+    assert result.hardware.startswith("2 x")
+    ends = [load_newest(run.run_dir / "checkpoints")[0].arrays for run in (config, peace)]
+    assert int(ends[0]["step"]) == 16
+    for name in (name for name in ends[0] if name.startswith("params/")):
+        np.testing.assert_allclose(ends[0][name], ends[1][name], rtol=0, atol=1e-6, err_msg=name)
+
+
+def test_wall_time_accumulates(peace, tmp_path, monkeypatch):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run")
+    _crash_at(monkeypatch, config, step=9)
+    saved = load_newest(config.run_dir / "checkpoints")[0]
+    assert train(config).seconds > saved.seconds > 0
+
+
+@pytest.fixture(scope="module")
+def peaceful_process(tmp_path_factory):
+    """A process that nothing happens to."""
+    return finish_in_peace(tmp_path_factory.mktemp("processes"))
+
+
+def test_a_killed_process_goes_on_bit_for_bit(peaceful_process):
+    survive_kills(peaceful_process, kills=2)
+
+
+def test_a_full_disk_is_survived(peaceful_process):
+    survive_a_full_disk(peaceful_process)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_kills_leave_no_trace(tmp_path):
+    survive_kills(finish_in_peace(tmp_path, epochs=46), kills=10, epochs=46)
