@@ -87,11 +87,11 @@ def draw(values: Mapping[str, np.ndarray], epsilon: float) -> Figure:
     for place, spectrum in enumerate(values.values()):
         flat = np.ravel(spectrum)
         axes.vlines(place, flat.min(), flat.max(), color=plots.INK, alpha=0.3, linewidth=1)
-        axes.scatter(np.full(flat.size, place), flat, s=5, color=plots.COLOURS["red"], alpha=0.5, lw=0)
+        axes.scatter(np.full(flat.size, place), flat, s=9, color=plots.COLOURS["red"], alpha=0.5, lw=0)
     axes.set_xticks(
         range(len(values)), list(values), rotation=90, fontsize=max(4, min(8, 200 // len(values)))
     )
     axes.set(ylabel="singular value", title=f"{len(values)} matrices, band for ε = {epsilon:g}")
     if all((np.ravel(spectrum) > 0).all() for spectrum in values.values()):
-        axes.set_yscale("log")
+        plots.log_scale(axes)
     return figure
