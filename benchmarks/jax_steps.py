@@ -1,0 +1,195 @@
+"""Training steps in JAX: plain, bounded by SVB and BBN, with spectral normalisation; and parts of them."""
+
+import functools
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from jax import lax
+
+import svb_jax
+from benchmarks.jax_rows import compiled_facts
+from benchmarks.kernels import drifted_kernels
+from benchmarks.workload import Task, Workload
+from svb_jax import models
+from svb_jax.models import layers
+
+EVERY = 391
+"""Steps between projections in the compiled step; its count of steps decides whether a call projects."""
+
+
+class State(NamedTuple):
+    """What a step changes."""
+
+    params: Any
+    batch_stats: Any
+    opt_state: Any
+
+
+class Batch(NamedTuple):
+    """Random images, and labels for them."""
+
+    images: jax.Array
+    labels: jax.Array
+
+
+class SpectrallyNormalized(nn.Module):
+    """A layer under Flax's SpectralNorm, which takes one step of power iteration a call."""
+
+    layer: nn.Module
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the layer's output."""
+        return nn.SpectralNorm(self.layer)(x, update_stats=True)
+
+
+def train(task: Task) -> Workload:
+    """One step of training, as ``task["optimizer"]`` says: ``sgd``, ``svb+bbn`` or ``spectral_norm``.
+
+    With ``task["projects"]`` the step is one that projects. The very same program runs on other steps.
+    """
+    shared = {name: value for name, value in task.items() if name != "projects"}
+    compiled, facts, state, batch = _compiled_step(json.dumps(shared))
+    if task.get("projects"):
+        state = state._replace(opt_state=_on_the_eve(state.opt_state))
+    return Workload(
+        run=lambda fresh: jax.block_until_ready(compiled(fresh, batch)),
+        # The step takes its state's memory for its own, as in training.
+        fresh=lambda: jax.block_until_ready(jax.tree.map(jnp.copy, state)),
+        facts=facts,
+    )
+
+
+def compile_train(task: Task) -> Workload:
+    """Tracing and compiling the step of ``train``, from nothing."""
+    step, state, batch = _training(task)
+    return Workload(
+        run=lambda _: jax.jit(step, donate_argnums=0).lower(state, batch).compile(),
+        fresh=jax.clear_caches,
+    )
+
+
+def forward(task: Task) -> Workload:
+    """The loss of a batch, in training mode."""
+    loss, state, batch = _loss(task)
+    return _compiled(loss, state.params, state.batch_stats, batch)
+
+
+def gradients(task: Task) -> Workload:
+    """The loss of a batch and its gradients."""
+    loss, state, batch = _loss(task)
+    return _compiled(jax.value_and_grad(loss, has_aux=True), state.params, state.batch_stats, batch)
+
+
+def convolution(task: Task) -> Workload:
+    """One 3 × 3 convolution or a gradient of it; ``task["part"]``: ``forward``, ``input`` or ``kernel``."""
+    size, channels = task["size"], task["channels"]
+    images = jnp.ones((task["batch"], size, size, channels))
+    kernel = jnp.ones((3, 3, channels, channels))
+
+    def convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(
+            images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def pull_back(argument: int, images: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> jax.Array:
+        return jax.vjp(convolve, images, kernel)[1](cotangent)[argument]
+
+    if task["part"] == "forward":
+        return _compiled(convolve, images, kernel)
+    argument = {"input": 0, "kernel": 1}[task["part"]]
+    return _compiled(functools.partial(pull_back, argument), images, kernel, jnp.ones_like(images))
+
+
+def _compiled(function: Callable[..., Any], *arguments: Any) -> Workload:
+    compiled, facts = compiled_facts(lambda: jax.jit(function).lower(*arguments))
+    return Workload(run=lambda _: jax.block_until_ready(compiled(*arguments)), facts=facts)
+
+
+# Of the last step only: those before are not called again, and would keep their memory.
+@functools.lru_cache(maxsize=1)
+def _compiled_step(task: str) -> tuple[Any, dict[str, Any], State, Batch]:
+    step, state, batch = _training(json.loads(task))
+    compiled, facts = compiled_facts(lambda: jax.jit(step, donate_argnums=0).lower(state, batch))
+    facts["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    return compiled, facts, state, batch
+
+
+def _training(task: Task) -> tuple[Callable[[State, Batch], tuple[State, jax.Array]], State, Batch]:
+    loss, state, batch = _loss(task)
+    tx = _optimizer(task["optimizer"])
+
+    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
+        value_and_grad = jax.value_and_grad(loss, has_aux=True)
+        (value, batch_stats), grads = value_and_grad(state.params, state.batch_stats, batch)
+        updates, opt_state = tx.update(grads, state.opt_state, state.params, batch_stats=batch_stats)
+        return State(optax.apply_updates(state.params, updates), batch_stats, opt_state), value
+
+    return step, state._replace(opt_state=tx.init(state.params)), batch
+
+
+def _loss(task: Task) -> tuple[Callable[..., tuple[jax.Array, Any]], State, Batch]:
+    """Return the loss with its new statistics, a state without optimizer and a batch."""
+    conv = _normalized_conv if task.get("optimizer") == "spectral_norm" else layers.conv
+    model = models.make(task["model"], conv=conv, width=task["width"])
+    images = np.random.default_rng(0).standard_normal((task["batch"], *model.image_shape), np.float32)
+    batch = Batch(jnp.asarray(images), jnp.arange(task["batch"]) % model.num_classes)
+    shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), batch.images)
+
+    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
+        logits, updated = model.apply(
+            {"params": params, "batch_stats": batch_stats}, batch.images, train=True, mutable=["batch_stats"]
+        )
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+        return jnp.mean(losses), updated["batch_stats"]
+
+    variables = _filled(shapes, task["condition"])
+    return loss, State(variables["params"], variables["batch_stats"], None), batch
+
+
+def _normalized_conv(*arguments: Any, **options: Any) -> nn.Module:
+    return SpectrallyNormalized(layers.conv(*arguments, **options))
+
+
+def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
+    sgd = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9, nesterov=True))
+    if name == "svb+bbn":
+        return svb_jax.bbn(svb_jax.svb(sgd, epsilon=0.5, every=EVERY), epsilon=1.0, every=EVERY)
+    return optax.with_extra_args_support(sgd)
+
+
+def _on_the_eve(opt_state: Any) -> Any:
+    """Return the optimizer's state one step before a projection."""
+    bounds = svb_jax.BoundSingularValuesState, svb_jax.BoundBatchNormScalesState
+
+    def advance(node: Any) -> Any:
+        return node._replace(count=jnp.asarray(EVERY - 1)) if isinstance(node, bounds) else node
+
+    return jax.tree.map(advance, opt_state, is_leaf=lambda node: isinstance(node, bounds))
+
+
+def _filled(shapes: Any, condition: float) -> Any:
+    """Return variables with kernels that a projection has to clip, and all else as at the beginning.
+
+    Filled in here because running the model's own initialisers takes longer than all the rest.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(shapes)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat]
+    leaves = dict(zip(names, (leaf.shape for _, leaf in flat), strict=True))
+    kernels = drifted_kernels(
+        {name: shape for name, shape in leaves.items() if name.endswith("/kernel")}, condition
+    )
+
+    def fill(name: str) -> jax.Array:
+        is_zero = name.endswith(("/bias", "/mean"))
+        return (
+            jnp.asarray(kernels[name]) if name in kernels else jnp.full(leaves[name], 0.0 if is_zero else 1.0)
+        )
+
+    return jax.tree.unflatten(treedef, map(fill, names))

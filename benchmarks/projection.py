@@ -1,0 +1,90 @@
+"""The projection of whole networks, beside every other way to compute it or something like it.
+
+python -m benchmarks projection --torch-python PATH    # an hour on two cores
+python -m benchmarks projection --models convnet_38 --rows auto svd_in_one_jit floor --rounds 3
+"""
+
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kernels import clip_exactly, count_numbers, drifted_kernels, save_kernels
+from benchmarks.measurement import Row, measure, say
+from benchmarks.options import Options, choose
+from benchmarks.processes import Pool
+from benchmarks.results import finish
+from svb_jax import models
+
+ROWS: Mapping[str, Row] = {
+    "auto": Row("svb_jax auto", "benchmarks.jax_rows:project", {"method": "auto"}),
+    "gram": Row("svb_jax gram", "benchmarks.jax_rows:project", {"method": "gram"}),
+    "svd": Row("svb_jax svd", "benchmarks.jax_rows:project", {"method": "svd"}),
+    "polar": Row("svb_jax polar", "benchmarks.jax_rows:project", {"method": "polar"}),
+    "svd_in_one_jit": Row("jnp.linalg.svd per layer, one jit", "benchmarks.jax_rows:svd_in_one_jit"),
+    "svd_one_after_another": Row(
+        "jnp.linalg.svd per layer, a jit each", "benchmarks.jax_rows:svd_one_after_another"
+    ),
+    "svd_eager": Row("jnp.linalg.svd per layer, no jit", "benchmarks.jax_rows:svd_eager"),
+    "scipy": Row("scipy.linalg.svd per layer", "benchmarks.scipy_rows:svd"),
+    "torch": Row("torch.linalg.svd per layer, as it starts", "benchmarks.torch_rows:svd"),
+    "torch_best": Row("torch.linalg.svd per layer, at its best", "benchmarks.torch_rows:svd_at_its_best"),
+    "geotorch": Row("geotorch AlmostOrthogonal, a read", "benchmarks.torch_rows:almost_orthogonal"),
+    "muon": Row("optax Muon's orthogonalisation", "benchmarks.jax_rows:muon"),
+    "floor": Row("two products m·m·n, the floor", "benchmarks.jax_rows:floor"),
+}
+LONGEST_FOR_GEOTORCH = 1024
+"""Its matrix exponentials are as large as a kernel's long side: 5760² on a wide network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Projection(Options):
+    """Project all matrices of whole networks, in every way there is."""
+
+    models: tuple[str, ...] = ("convnet_38", "preact_resnet_68", "wrn_28_10")
+    """Networks of svb_jax.models, by name."""
+    large: bool = False
+    """WRN-28-16 too."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Which rows to measure."""
+    epsilon: float = 0.5
+    """The band is [1 / (1 + epsilon), 1 + epsilon]."""
+    condition: float = 3.4
+    """Largest singular value over the smallest, before; 3.4 is as in training, 100 shows the exact route."""
+
+    def run(self) -> None:
+        """Measure, print and save."""
+        rows = choose("projection", self.rows, ROWS)
+        with Pool() as pool:
+            environment = self.surroundings(pool)
+            names = (*self.models, "wrn_28_16") if self.large else self.models
+            networks = {name: self._measure(pool, name, rows) for name in names}
+        settings = {"rounds": self.rounds, "epsilon": self.epsilon, "condition": self.condition}
+        finish(self.results, "projection", environment, settings, networks)
+
+    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> dict[str, Any]:
+        shapes = models.summary(model).matrices
+        say(f"{model}: {len(shapes)} matrices")
+        kernels = drifted_kernels(shapes, self.condition)
+        with tempfile.TemporaryDirectory() as folder:
+            path, exact = Path(folder, "kernels.npz"), Path(folder, "exact.npz")
+            save_kernels(path, kernels)
+            save_kernels(exact, clip_exactly(kernels, self.epsilon))
+            left_out = _left_out(chosen, shapes)
+            rows = {
+                name: row.given(kernels=str(path), epsilon=self.epsilon).run_by(self.torch)
+                for name, row in chosen.items()
+                if name not in left_out
+            }
+            measured = measure(pool, rows, self.plan, exact) | left_out
+        return {"matrices": len(shapes), "parameters": count_numbers(kernels), "rows": measured}
+
+
+def _left_out(rows: Mapping[str, Row], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    longest = max(max(shape[-1], math.prod(shape[:-1])) for shape in shapes.values())
+    if "geotorch" not in rows or longest <= LONGEST_FOR_GEOTORCH:
+        return {}
+    detail = f"needs matrix exponentials of {longest} x {longest}"
+    return {"geotorch": {"label": rows["geotorch"].label, "status": "left out", "detail": detail}}

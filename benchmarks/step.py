@@ -1,0 +1,129 @@
+"""A training step with and without SVB and BBN, beside spectral normalisation and PyTorch.
+
+python -m benchmarks step --torch-python PATH    # an hour on two cores
+python -m benchmarks step --models convnet_20 --batch 32 --rounds 5
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.measurement import Row, measure, say
+from benchmarks.options import Options, choose
+from benchmarks.processes import Pool
+from benchmarks.results import finish
+from svb_jax import models
+
+# Rows of one framework share a process: differences of a percent are smaller than those between processes.
+JAX = "jax"
+TORCH = "torch"
+
+STEPS = {
+    "sgd": Row("SGD", "benchmarks.jax_steps:train", {"optimizer": "sgd"}, group=JAX),
+    "off": Row("SVB+BBN, other steps", "benchmarks.jax_steps:train", {"optimizer": "svb+bbn"}, group=JAX),
+    "projecting": Row(
+        "SVB+BBN, projecting step",
+        "benchmarks.jax_steps:train",
+        {"optimizer": "svb+bbn", "projects": True},
+        group=JAX,
+    ),
+    "spectral_norm": Row(
+        "Flax SpectralNorm", "benchmarks.jax_steps:train", {"optimizer": "spectral_norm"}, group=JAX
+    ),
+    "forward": Row("of SGD: forward", "benchmarks.jax_steps:forward", group=JAX),
+    "gradients": Row("of SGD: forward and backward", "benchmarks.jax_steps:gradients", group=JAX),
+    "torch_sgd": Row("PyTorch SGD", "benchmarks.torch_steps:train", group=TORCH),
+    "torch_projecting": Row(
+        "PyTorch SGD, SVD per layer", "benchmarks.torch_steps:train", {"projects": True}, group=TORCH
+    ),
+    "torch_forward": Row("of PyTorch's: forward", "benchmarks.torch_steps:forward", group=TORCH),
+    "torch_gradients": Row(
+        "of PyTorch's: forward and backward", "benchmarks.torch_steps:gradients", group=TORCH
+    ),
+}
+COMPILING = {
+    name: Row(label, "benchmarks.jax_steps:compile_train", {"optimizer": optimizer}, group="compile")
+    for name, label, optimizer in (("sgd", "SGD", "sgd"), ("svb+bbn", "SVB+BBN", "svb+bbn"))
+}
+STAGES = ((32, 16), (16, 32), (8, 64))
+"""Height and channels of the images in the three stages of these networks."""
+PARTS = {"forward": "forward", "input": "gradient of the input", "kernel": "gradient of the kernel"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step(Options):
+    """Take training steps with plain SGD, with SVB and BBN, and as PyTorch takes them."""
+
+    rounds: int = 20
+    """How often all rows are called in turn."""
+    seconds: float = 0.001
+    """How long a row is called in each round; at least once in any case."""
+    limit: float = 120.0
+    """Seconds after which a call is stopped and its row given up."""
+    models: tuple[str, ...] = ("convnet_20", "convnet_38", "preact_resnet_68")
+    """Networks of svb_jax.models, by name: plain ConvNets and pre-activation ResNets."""
+    rows: tuple[str, ...] = tuple(STEPS)
+    """Which rows to measure."""
+    width: float = 1.0
+    """Multiplies every channel count of the networks."""
+    batch: int = 128
+    """Images in a batch."""
+    compile_rounds: int = 3
+    """How often each step is compiled anew; 0 for never."""
+    convolutions: bool = True
+    """Whether to time single convolutions and their gradients, to see where a step's time goes."""
+    condition: float = 3.4
+    """Largest singular value over the smallest, in the weights."""
+
+    def run(self) -> None:
+        """Measure, print and save."""
+        rows = choose("step", self.rows, STEPS)
+        with Pool() as pool:
+            environment = self.surroundings(pool)
+            networks = {model: self._measure(pool, model, rows) for model in self.models}
+            convolutions = self._measure_convolutions(pool) if self.convolutions else {}
+        settings = {
+            "rounds": self.rounds,
+            "width": self.width,
+            "batch": self.batch,
+            "condition": self.condition,
+        }
+        measured = {"networks": networks, "convolutions": convolutions}
+        finish(self.results, "step", environment, settings, measured)
+
+    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> dict[str, Any]:
+        say(model)
+        network = models.make(model)
+        task = {
+            "model": model,
+            "family": type(network).__name__,
+            "depth": network.depth,
+            "width": self.width,
+            "batch": self.batch,
+            "condition": self.condition,
+        }
+        rows = {name: row.given(**task).run_by(self.torch) for name, row in chosen.items()}
+        measured = {"rows": measure(pool, rows, self.plan)}
+        _check_equal(model, measured["rows"])
+        if self.compile_rounds:
+            compiling = {name: row.given(**task) for name, row in COMPILING.items()}
+            measured["compiling"] = measure(pool, compiling, replace(self.plan, rounds=self.compile_rounds))
+        return measured
+
+    def _measure_convolutions(self, pool: Pool) -> dict[str, Any]:
+        rows = {}
+        for size, channels in STAGES:
+            for part, label in PARTS.items():
+                for framework in (JAX, TORCH):
+                    task = {"size": size, "channels": channels, "part": part, "batch": self.batch}
+                    factory = f"benchmarks.{framework}_steps:convolution"
+                    row = Row(f"{framework} {size}x{size}x{channels} {label}", factory, task, group=framework)
+                    rows[f"{framework}/{size}/{part}"] = row.run_by(self.torch)
+        return measure(pool, rows, replace(self.plan, rounds=min(self.rounds, 5), seconds=0.1))
+
+
+def _check_equal(model: str, rows: dict[str, Any]) -> None:
+    """Raise unless both frameworks trained a network of the same size."""
+    counts = {rows[name].get("facts", {}).get("parameters") for name in ("sgd", "torch_sgd") if name in rows}
+    if len(counts - {None}) > 1:
+        raise RuntimeError(f"{model} has other parameters in PyTorch: {counts}.")
