@@ -15,7 +15,7 @@ from svb_jax.gating import Where
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
 from svb_jax.projection import Method
 from svb_jax.sharing import AxisName
-from svb_jax.transforms import Scale, check_projection, project_leaves
+from svb_jax.tree_projection import Scale, check_projection, project_leaves
 
 
 def project(

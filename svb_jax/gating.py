@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_count, check_epsilon
@@ -93,7 +94,12 @@ def replace_updates(
         del old
         return [u.astype(k) for u, k in zip(steps, kept, strict=True)], state._replace(count=count)
 
-    steps, state = lax.cond(timing.is_due(count), land, leave, old, steps)
+    due = timing.is_due(count)
+    if isinstance(due, Tracer):
+        steps, state = lax.cond(due, land, leave, old, steps)
+    else:
+        # Outside a jit the step is known, and a conditional would be compiled anew on every call.
+        steps, state = (land if due else leave)(old, steps)
     for index, step in zip(indices, steps, strict=True):
         all_updates[index] = step
     return jax.tree.unflatten(treedef, all_updates), state

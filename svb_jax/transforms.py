@@ -1,6 +1,5 @@
 """SVB and BBN as optax transformations: chainable bounds, and wrappers around an optimizer."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, get_args
 
 import jax
@@ -10,13 +9,12 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
-from svb_jax.checks import check_choice, check_params, check_positive
+from svb_jax.checks import check_choice, check_params
 from svb_jax.gating import ScalarOrSchedule, Timing, Where, masked, replace_updates
-from svb_jax.matrices import DimensionNumbers, MatrixLeaf, matrix_leaves, stack_by_shape, unstack
+from svb_jax.matrices import DimensionNumbers, matrix_leaves
 from svb_jax.projection import Method, Reading
-from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
-
-Scale = float | Callable[[int, int], float]
+from svb_jax.sharing import AxisName
+from svb_jax.tree_projection import Scale, check_projection, project_leaves
 
 
 class BoundSingularValuesState(NamedTuple):
@@ -281,42 +279,6 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
             prefix = name if len(states) == 1 else f"{name}.{position}"
             stats |= {f"{prefix}/{key}": value for key, value in state._asdict().items() if key != "count"}
     return stats
-
-
-def check_projection(
-    caller: str, method: Method, scale: Scale, axis_name: AxisName | None, mesh: Mesh | None
-) -> None:
-    """Raise unless these options of a projection make sense."""
-    check_choice(caller, "method", method, get_args(Method))
-    if not callable(scale):
-        check_positive(caller, "scale", scale)
-    if axis_name is not None and mesh is not None:
-        raise ValueError(
-            f"{caller} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both."
-        )
-
-
-def project_leaves(
-    leaves: list[MatrixLeaf],
-    values: list[jax.Array],
-    epsilon: ArrayLike,
-    *,
-    scale: Scale = 1.0,
-    method: Method = "auto",
-    axis_name: AxisName | None = None,
-    mesh: Mesh | None = None,
-) -> tuple[list[jax.Array], Reading]:
-    """Return the leaves' values with every matrix bounded, in float32 or better, and what was seen."""
-    stacks = stack_by_shape(leaves, [replicate(value) for value in values])
-    bands = {}
-    for key, stack in stacks.items():
-        inputs, outputs = stack.shape[1:]
-        centre = scale(outputs, inputs) if callable(scale) else scale
-        bound = 1 + jnp.asarray(epsilon, stack.dtype)
-        bands[key] = centre / bound, centre * bound
-    clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
-    projected = unstack(leaves, clipped)
-    return [shard_like(new, old) for new, old in zip(projected, values, strict=True)], reading
 
 
 def _nothing_seen(kind: type[State]) -> State:
