@@ -277,7 +277,9 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
         states = [node for node in nodes if isinstance(node, kind)]
         for position, state in enumerate(states):
             prefix = name if len(states) == 1 else f"{name}.{position}"
-            stats |= {f"{prefix}/{key}": value for key, value in state._asdict().items() if key != "count"}
+            # A figure may be wrapped, as NNX's optimizer wraps every leaf of its state.
+            figures = {key: jax.tree.leaves(value)[0] for key, value in state._asdict().items()}
+            stats |= {f"{prefix}/{key}": value for key, value in figures.items() if key != "count"}
     return stats
 
 
