@@ -150,7 +150,7 @@ def run(step, params, state, grads):
 
 
 def run_eager():
-    init, step = make_step(method="svd")  # compiled at every call, and this route fastest
+    init, step = make_step()
     params, state = start(), init(start())
     for _ in range(CALLS):
         params, state = step(params, state, gradients(), BATCH_STATS)
@@ -192,10 +192,10 @@ def run_ensemble():
         return jax.tree.map(lambda leaf: leaf[None], step(params, state, grads, batch_stats))
 
     own, whole = P("d"), P()
-    step = jax.shard_map(own_step, mesh=MESHES["auto"], in_specs=(own, own, whole, whole), out_specs=own)
+    mapped = jax.shard_map(own_step, mesh=MESHES["auto"], in_specs=(own, own, whole, whole), out_specs=own)
     given = jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), (start(), init(start())))
     placed = jax.device_put(given, NamedSharding(MESHES["auto"], own))
-    return only_one_of(run(jax.jit(step), *placed, gradients()))
+    return only_one_of(run(jax.jit(mapped), *placed, gradients()))
 
 
 def run_shard_map(axis_name, check_vma):
