@@ -188,14 +188,13 @@ def run_ensemble():
     init, step = make_step()
 
     def own_step(params, state, grads, batch_stats):
-        params, state = jax.tree.map(lambda leaf: leaf[0], (params, state))
-        return jax.tree.map(lambda leaf: leaf[None], step(params, state, grads, batch_stats))
+        own = jax.tree.map(lambda leaf: leaf[0], (params, state, grads))
+        return jax.tree.map(lambda leaf: leaf[None], step(*own, batch_stats))
 
-    own, whole = P("d"), P()
-    mapped = jax.shard_map(own_step, mesh=MESHES["auto"], in_specs=(own, own, whole, whole), out_specs=own)
-    given = jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), (start(), init(start())))
-    placed = jax.device_put(given, NamedSharding(MESHES["auto"], own))
-    return only_one_of(run(jax.jit(mapped), *placed, gradients()))
+    own = P("d")
+    mapped = jax.shard_map(own_step, mesh=MESHES["auto"], in_specs=(own, own, own, P()), out_specs=own)
+    given = jax.tree.map(lambda leaf: jnp.stack([leaf] * 8), (start(), init(start()), gradients()))
+    return only_one_of(run(jax.jit(mapped), *jax.device_put(given, NamedSharding(MESHES["auto"], own))))
 
 
 def run_shard_map(axis_name, check_vma):
