@@ -14,6 +14,9 @@ from svb_jax.axes import MatrixAxes, path_string
 
 DimensionNumbers = Any | Callable[[Any], Any] | None
 
+# In numbers: a leaf larger than this is a stack of its own.
+LARGEST_TO_STACK = 2**19
+
 
 @dataclass(frozen=True)
 class MatrixLeaf:
@@ -88,7 +91,10 @@ def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> li
 
 
 def stack_by_shape(leaves: list[MatrixLeaf], values: list[jax.Array]) -> dict[Any, jax.Array]:
-    """Return one stack (count, reduction, output) for each matrix shape, in ``leaves``' order."""
+    """Return one stack (count, reduction, output) for each matrix shape, in ``leaves``' order.
+
+    Large leaves are stacks of their own.
+    """
     groups = {key: [] for key in map(_stack_key, leaves)}
     for leaf, value in zip(leaves, values, strict=True):
         groups[_stack_key(leaf)].append(leaf.to_matrices(value.astype(leaf.compute_dtype)))
@@ -117,7 +123,10 @@ def matrices_by_path(params: Any, dimension_numbers: DimensionNumbers = None) ->
 
 
 def _stack_key(leaf: MatrixLeaf) -> Any:
-    return leaf.matrix_shape, jnp.dtype(leaf.compute_dtype).name
+    rows, columns = leaf.matrix_shape
+    # Small matrices share a stack, and what is compiled for it; large ones are not worth the copies.
+    own = leaf.index if leaf.count * rows * columns > LARGEST_TO_STACK else -1
+    return leaf.matrix_shape, jnp.dtype(leaf.compute_dtype).name, own
 
 
 def _axes_by_path(params: Any, dimension_numbers: DimensionNumbers) -> dict[str, Any]:

@@ -223,7 +223,6 @@ def peaceful_process(tmp_path_factory):
     return finish_in_peace(tmp_path_factory.mktemp("processes"))
 
 
-@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(peaceful_process):
     survive_kills(peaceful_process, kills=2)
 

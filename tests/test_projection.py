@@ -259,7 +259,8 @@ def is_nearest_in_band(matrix, epsilon):
 EPSILONS = st.sampled_from([0.0, 0.01, 0.05, 0.5, 1.0, 4.0])
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+# The same examples in every run, so that a failure is a change's own; the slow search below is always new.
+@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(matrices(SHAPES), EPSILONS)
 def test_auto_is_never_silently_wrong(matrix, epsilon):
     is_nearest_in_band(matrix, epsilon)
