@@ -13,7 +13,7 @@ from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
 from svb_jax.checks import check_choice, check_epsilon
 from svb_jax.gating import Where
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
-from svb_jax.projection import Method
+from svb_jax.routes import Method
 from svb_jax.sharing import AxisName
 from svb_jax.tree_projection import Scale, check_projection, project_leaves
 

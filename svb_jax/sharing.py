@@ -9,7 +9,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from svb_jax.projection import Method, Reading, clip_stack, empty_reading
+from svb_jax import projection
+from svb_jax.projection import Share
+from svb_jax.routes import Method, Reading, empty_reading
 
 Stacks = Mapping[Hashable, jax.Array]
 Bands = Mapping[Hashable, tuple[ArrayLike, ArrayLike]]
@@ -44,10 +46,7 @@ def clip_stacks(
         return _clip_shared(stacks, bands, method, axis_name)
     # Of no entries, but in the stacks' type: in a shard_map they may differ from device to device.
     nothing = sum((jnp.sum(stack[:0]) for stack in stacks.values()), jnp.zeros(()))
-    reading, clipped = empty_reading(nothing), {}
-    for key, stack in stacks.items():
-        clipped[key], reading = clip_stack(stack, *bands[key], method, reading)
-    return clipped, reading
+    return _clip_by_key(stacks, bands, method, empty_reading(nothing))
 
 
 def replicate(array: jax.Array) -> jax.Array:
@@ -89,16 +88,24 @@ def _clip_shared(
     counts = balanced_counts([stack.shape for stack in stacks.values()], lax.axis_size(axis_name))
     starts = np.cumsum(counts, axis=1) - counts
     device = lax.axis_index(axis_name)
-    reading = empty_reading(device)
-    parts = {}
+    parts, shares = {}, []
     for row, (key, stack) in enumerate(stacks.items()):
         start, count = jnp.asarray(starts[row])[device], jnp.asarray(counts[row])[device]
         index = jnp.arange(stack.shape[0])
         is_mine = (index >= start) & (index < start + count)
-        mine = jnp.where(is_mine[:, None, None], stack, 0)
-        share = start, count, int(counts[row].max(initial=0))
-        parts[key], reading = clip_stack(mine, *bands[key], method, reading, share)
-    return lax.psum(parts, axis_name), _add_over(reading, axis_name)
+        parts[key] = jnp.where(is_mine[:, None, None], stack, 0)
+        shares.append(Share(start, count, int(counts[row].max(initial=0))))
+    clipped, reading = _clip_by_key(parts, bands, method, empty_reading(device), shares)
+    return lax.psum(clipped, axis_name), _add_over(reading, axis_name)
+
+
+def _clip_by_key(
+    stacks: Stacks, bands: Bands, method: Method, reading: Reading, shares: list[Share] | None = None
+) -> tuple[dict[Hashable, jax.Array], Reading]:
+    clipped, reading = projection.clip_stacks(
+        list(stacks.values()), [bands[key] for key in stacks], method, reading, shares
+    )
+    return dict(zip(stacks, clipped, strict=True)), reading
 
 
 def _add_over(reading: Reading, axis_name: AxisName) -> Reading:

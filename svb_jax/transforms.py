@@ -12,7 +12,7 @@ from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
 from svb_jax.checks import check_choice, check_params
 from svb_jax.gating import ScalarOrSchedule, Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
-from svb_jax.projection import Method, Reading
+from svb_jax.routes import Method, Reading
 from svb_jax.sharing import AxisName
 from svb_jax.tree_projection import Scale, check_projection, project_leaves
 

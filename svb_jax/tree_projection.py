@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 from svb_jax.checks import check_choice, check_positive
 from svb_jax.matrices import MatrixLeaf, stack_by_shape, unstack
-from svb_jax.projection import Method, Reading
+from svb_jax.routes import Method, Reading
 from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
 
 # The band's centre: a number, or a function of a matrix's (outputs, inputs).

@@ -10,10 +10,17 @@ import pytest
 from hypothesis import strategies as st
 
 import svb_jax
-from svb_jax.projection import clip_stack, empty_reading
+from svb_jax.projection import Share, clip_stacks
+from svb_jax.routes import empty_reading, lower_square
 from tests.prescribed import LOWER, UPPER, frame
 
 clip = jax.jit(svb_jax.clip_singular_values, static_argnames="method")
+
+
+def clip_stack(stack, method, share=None):
+    shares = None if share is None else [share]
+    [clipped], reading = clip_stacks([stack], [(LOWER, UPPER)], method, empty_reading(jnp.zeros(())), shares)
+    return clipped, reading
 
 
 def straddling(count: int, condition: float) -> np.ndarray:
@@ -105,6 +112,28 @@ def test_other_routes_leave_vanished_directions_alone(method):
     assert band_violation(values[:-1, None] * np.eye(15)) < 5e-6
 
 
+def test_gram_leaves_a_matrix_whose_square_overflows():
+    matrix = jnp.asarray(built((16, 27), 1e30 * straddling(16, 4))[0], jnp.float32)
+    np.testing.assert_array_equal(clip(matrix, LOWER, UPPER, method="gram"), matrix)
+
+
+@pytest.mark.parametrize("shape", [(300, 257), (256, 300), (256, 256), (300, 20)])
+def test_the_lower_square_is_the_square_below_its_diagonal(shape):
+    matrix = frame(*shape).matrix(np.linspace(1, 2, min(shape)))
+    exact = matrix.T @ matrix if shape[0] >= shape[1] else matrix @ matrix.T
+    # Some hundred products of about 0.01 each are summed up in float32.
+    np.testing.assert_allclose(jnp.tril(lower_square(jnp.float32(matrix))), np.tril(exact), atol=1e-5)
+
+
+@pytest.mark.parametrize("condition", [3, 10, 1000])
+@pytest.mark.parametrize("shape", [(300, 257), (257, 300)])
+def test_wide_matrices_decomposed_by_their_lower_triangle(shape, condition):
+    matrix, answer = built(shape, straddling(min(shape), condition))
+    clipped = np.asarray(clip(jnp.asarray(matrix, jnp.float32), LOWER, UPPER), np.float64)
+    assert np.linalg.norm(clipped - answer, 2) < 1e-4
+    assert band_violation(clipped) < 5e-6
+
+
 @pytest.mark.parametrize("method", ["svd", "gram", "auto", "polar"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_matrix_that_is_not_finite_is_left_alone_and_spoils_no_other(method, bad):
@@ -154,7 +183,7 @@ def test_a_reading_tells_the_spectrum_before_and_the_route():
     easy = built((16, 27), np.array([3.0, 0.5] + [1.0] * 14))[0]
     hard = built((16, 27), np.array([4.0, 0.01] + [1.0] * 14))[0]
     stack = jnp.asarray(np.stack([easy, hard, np.full((16, 27), np.nan)]), jnp.float32)
-    _, reading = clip_stack(stack, LOWER, UPPER, "auto", empty_reading(jnp.zeros(())))
+    _, reading = clip_stack(stack, "auto")
     assert float(reading.smallest) == pytest.approx(0.01, abs=1e-5)
     assert float(reading.largest) == pytest.approx(4.0, abs=1e-5)
     assert [int(n) for n in reading[2:]] == [4, 32, 1, 1]
@@ -164,8 +193,8 @@ def test_a_share_clips_its_part_only():
     stack = jnp.asarray(
         np.stack([built((6, 9), straddling(6, 4), seed)[0] for seed in range(4)]), jnp.float32
     )
-    whole, _ = clip_stack(stack, LOWER, UPPER, "auto", empty_reading(jnp.zeros(())))
-    part, reading = clip_stack(stack, LOWER, UPPER, "auto", empty_reading(jnp.zeros(())), share=(1, 2, 3))
+    whole, _ = clip_stack(stack, "auto")
+    part, reading = clip_stack(stack, "auto", Share(1, 2, 3))
     np.testing.assert_array_equal(part, jnp.stack([stack[0], whole[1], whole[2], stack[3]]))
     assert int(reading.values) == 12
 
@@ -176,15 +205,15 @@ def test_together_as_on_accelerators_gives_what_one_by_one_gives(method, monkeyp
         np.stack([built((6, 9), straddling(6, 4), seed)[0] for seed in range(4)]), jnp.float32
     )
     stack = stack.at[2, 0, 0].set(jnp.nan)
-    share = (1, 2, 3)
-    expected = clip_stack(stack, LOWER, UPPER, method, empty_reading(jnp.zeros(())), share)
+    share = Share(1, 2, 3)
+    expected = clip_stack(stack, method, share)
 
     def as_elsewhere(*args, cpu, default):
         return default(*args)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", as_elsewhere)
     jax.clear_caches()
-    actual = clip_stack(stack, LOWER, UPPER, method, empty_reading(jnp.zeros(())), share)
+    actual = clip_stack(stack, method, share)
     jax.clear_caches()
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), actual, expected)
 

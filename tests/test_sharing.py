@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from svb_jax import projection
+from svb_jax import projection, routes
 from svb_jax.sharing import balanced_counts, clip_stacks
 from tests.compiled_program import expensive_operations
 from tests.prescribed import LOWER, UPPER, before_and_after
@@ -86,21 +86,24 @@ def over_two_axes(stacks, method):
 
 @pytest.fixture
 def decompositions(monkeypatch):
-    """Count the decompositions of each device, of the route ``counted``."""
+    """Count the decompositions of each device by the route svd."""
     counted = Counter()
+    clip_by_svd = routes._clip_by_svd
 
-    def by_svd(matrix, **band):
+    def counting(matrix, *band):
         jax.debug.callback(lambda device: counted.update([int(device)]), lax.axis_index("d"))
-        return projection._by_svd(matrix, **band)
+        return clip_by_svd(matrix, *band)
 
-    monkeypatch.setitem(projection._ROUTES, "counted", by_svd)
-    return counted
+    monkeypatch.setattr(routes, "_clip_by_svd", counting)
+    projection._clip_stacks.clear_cache()
+    yield counted
+    projection._clip_stacks.clear_cache()
 
 
 @pytest.mark.parametrize("share", [over_axis, over_mesh])
 def test_each_device_decomposes_its_share_only(share, decompositions):
     before, after = prescribed_stacks()
-    clipped, reading = jax.jit(share, static_argnames="method")(before, method="counted")
+    clipped, reading = jax.jit(share, static_argnames="method")(before, method="svd")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-6), clipped, after)
     jax.effects_barrier()
     shares = balanced_counts([stack.shape for stack in before.values()], 8).sum(axis=0)
@@ -113,13 +116,13 @@ def test_each_device_decomposes_its_share_only(share, decompositions):
 
 
 # On accelerators a share of a stack is decomposed together; the route polar takes that way everywhere.
-@pytest.mark.parametrize("route", [projection._by_svd, projection._by_auto])
+@pytest.mark.parametrize("route", ["svd", "auto"])
 def test_shares_taken_together_are_the_same(route, monkeypatch):
-    monkeypatch.setattr(projection, "_ROUTES", projection._ROUTES | {"polar": route})
-    projection._clip_range.clear_cache()
+    monkeypatch.setitem(routes.ROUTES, "polar", routes.ROUTES[route])
+    projection._clip_stacks.clear_cache()
     before, after = prescribed_stacks()
     clipped, reading = jax.jit(over_two_axes, static_argnames="method")(before, method="polar")
-    projection._clip_range.clear_cache()
+    projection._clip_stacks.clear_cache()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-6), clipped, after)
     assert int(reading.skipped) == 1
     assert int(reading.values) == 4 * 3 + 3 * 2 + 8
