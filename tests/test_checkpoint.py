@@ -1,7 +1,12 @@
 """Checkpoints: whole or not used, whatever happens to their files, and the same on any devices."""
 
+import contextlib
 import dataclasses
+import logging
+import resource
 import signal
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -16,6 +21,7 @@ from svb_jax.training.checkpoint import (
     set_aside,
 )
 from svb_jax.training.compilation import cached_compilation
+from svb_jax.training.run_folder import RunFolder
 from tests.faults.disk import survive_a_full_disk
 from tests.faults.kill import survive_kills
 from tests.faults.runs import assert_same_end, finish_in_peace
@@ -132,6 +138,54 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
     with checkpoints, pytest.raises(FloatingPointError, match="params/kernel is not finite after step 3"):
         checkpoints.save(_state(3, np.inf), seconds=0.0, test_error=None)
     assert saved_steps(tmp_path / "checkpoints") == []
+
+
+@contextlib.contextmanager
+def _full_disk():
+    """Let every file that grows beyond a kilobyte fail half-way."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_failed_save_is_one_sentence_and_loses_nothing(tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.CRITICAL, "absl")
+    uncaught = []
+    monkeypatch.setattr(sys, "unraisablehook", uncaught.append)
+    folder = tmp_path / "checkpoints"
+    kernels = np.random.default_rng(0).normal(size=(60, 30, 40)).astype(np.float32)
+    state = {"step": np.int32(1), "params": {str(number): kernel for number, kernel in enumerate(kernels)}}
+    with Checkpoints(folder, keep=2) as checkpoints:
+        checkpoints.save(state, seconds=0.0, test_error=None)
+    # Which writes are under way when the first one fails is chance: several times.
+    for step in range(2, 8):
+        full = pytest.raises(CheckpointError, match=r"could not be saved .* newest whole one is of step 1")
+        with _full_disk(), full, Checkpoints(folder, keep=2) as checkpoints:
+            checkpoints.save({**state, "step": np.int32(step)}, seconds=0.0, test_error=None)
+            checkpoints.wait()
+    # Writes that a failed save left behind would end, and complain, about now.
+    time.sleep(0.5)
+    assert uncaught == []
+    assert saved_steps(folder) == [1]
+    np.testing.assert_array_equal(load_checkpoint(folder / "1").arrays["params/59"], kernels[59])
+    with Checkpoints(folder, keep=2) as checkpoints:
+        checkpoints.save({**state, "step": np.int32(2)}, seconds=0.0, test_error=None)
+    assert saved_steps(folder) == [1, 2]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    folder = RunFolder(dataclasses.replace(QUICK, run_dir=tmp_path))
+    with _full_disk():
+        for write in (
+            lambda: folder.add_metrics({"step": 1, "long": "x" * 1000}),
+            lambda: folder.add_spectrum("final", {"conv": np.random.default_rng(0).normal(size=1000)}),
+        ):
+            with pytest.raises(OSError, match=r"File too large: .*(metrics.jsonl|spectrum.npz)"):
+                write()
+    assert folder.metrics() == []
 
 
 @pytest.fixture(scope="module")

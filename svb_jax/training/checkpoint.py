@@ -1,5 +1,6 @@
 """Checkpoints that are whole or not used: saved by Orbax in the background, checked by our own sums."""
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -126,7 +127,7 @@ class Checkpoints:
             preservation_policy=policy.AnyPreservationPolicy([policy.LatestN(keep), best]),
             cleanup_tmp_directories=True,
         )
-        self._manager = ocp.CheckpointManager(self.folder, options=options)
+        self._manager = ocp.CheckpointManager(self.folder, options=options, handler_registry=_make_handlers())
 
     def save(self, state: Any, *, seconds: float, test_error: float | None) -> None:
         """Start to save a state under its own step; what is on the devices may change at once.
@@ -149,7 +150,7 @@ class Checkpoints:
         with self._explained():
             self._manager.save(
                 step,
-                args=ocp.args.Composite(state=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)),
+                args=ocp.args.Composite(state=ocp.args.PyTreeSave(arrays), meta=ocp.args.JsonSave(meta)),
                 metrics=None if test_error is None else {"test_error": test_error},
             )
 
@@ -182,6 +183,31 @@ class Checkpoints:
                 f"A checkpoint could not be saved in {self.folder}: {_first_line(error)}. {left}. Once there "
                 "is room again, the same command continues from there."
             ) from error
+
+
+class _PatientWriter(ocp.type_handlers.NumpyHandler):
+    """Writes arrays side by side, and lets all of them end before it reports that one failed.
+
+    Orbax alone reports the first failure and closes the writes' event loop. Each write that ends later
+    tells the closed loop so, in a traceback that Python prints because nobody can catch it.
+    """
+
+    async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
+        try:
+            await super()._background_serialize(values, infos, args)
+        finally:
+            # The loop is this save's own: whatever else it runs are the other writes.
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.gather(*others, return_exceptions=True)
+
+
+def _make_handlers() -> ocp.handlers.CheckpointHandlerRegistry:
+    """Return what writes a checkpoint's arrays and its sums."""
+    writer = ocp.type_handlers.create_type_handler_registry((np.ndarray, _PatientWriter()))
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler(type_handler_registry=writer))
+    handlers.add("meta", ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+    return handlers
 
 
 def saved_steps(folder: Path) -> list[int]:

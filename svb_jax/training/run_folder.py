@@ -1,10 +1,11 @@
 """A run's folder: its configuration, its metrics, its result and its spectrum."""
 
+import contextlib
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,8 @@ class RunFolder:
     def add_metrics(self, line: dict[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``, and wait until it is on disk."""
         if self.is_writer:
-            with (self.path / "metrics.jsonl").open("a") as file:
+            path = self.path / "metrics.jsonl"
+            with _named(path), path.open("a") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
@@ -113,17 +115,28 @@ class RunFolder:
             others = dict(np.load(file)) if file.exists() else {}
             new = {f"{when}/{path}": np.asarray(array) for path, array in values.items()}
             partial = file.with_suffix(".partial.npz")
-            np.savez_compressed(partial, **{**others, **new})
+            with _named(file):
+                np.savez_compressed(partial, **{**others, **new})
             partial.replace(file)
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file so that a crash leaves the old one or the new one, never half of one."""
         partial = self.path / f"{name}.partial"
-        with partial.open("wb") as file:
+        with _named(self.path / name), partial.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path / name)
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Name the file in a failure to write it: the system says no more than that some disk is full."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file)
+        raise
 
 
 def describe_hardware(devices: Sequence[Any]) -> str:
