@@ -14,6 +14,8 @@ from jax import lax
 import svb_jax
 from benchmarks.kernels import load_kernels
 from benchmarks.workload import Task, Workload
+from svb_jax.projection import decompose_in_turn
+from svb_jax.routes import empty_reading, lower_square
 
 Params = dict[str, dict[str, jax.Array]]
 
@@ -23,6 +25,25 @@ matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 def project(task: Task) -> Workload:
     """Our projection by the route ``task["method"]``, the whole network in one jit."""
     return _in_one_jit(task, lambda params: svb_jax.project(params, task["epsilon"], method=task["method"]))
+
+
+def squares(task: Task) -> Workload:
+    """The first part of our projection on CPU: every matrix times itself."""
+
+    def square_all(params: Params) -> Any:
+        return jax.tree.map(lambda kernel: lower_square(_as_matrix(kernel)), params)
+
+    return _in_one_jit(task, square_all, is_projection=False)
+
+
+def decompositions(task: Task) -> Workload:
+    """The first and the second part of our projection on CPU: the squares, and then their eigenvectors."""
+
+    def decompose_all(params: Params) -> Any:
+        stacks = [_as_matrix(kernel)[None] for kernel in jax.tree.leaves(params)]
+        return decompose_in_turn(stacks, [None] * len(stacks), empty_reading(jnp.zeros(())))
+
+    return _in_one_jit(task, decompose_all, is_projection=False)
 
 
 def svd_in_one_jit(task: Task) -> Workload:
@@ -87,7 +108,7 @@ def to_kernels(params: Params) -> dict[str, np.ndarray]:
     return {name: np.asarray(layer["kernel"]) for name, layer in params.items()}
 
 
-def _in_one_jit(task: Task, function: Callable[[Params], Params], is_projection: bool = True) -> Workload:
+def _in_one_jit(task: Task, function: Callable[[Params], Any], is_projection: bool = True) -> Workload:
     params = load_params(task)
     compiled, facts = compiled_facts(lambda: jax.jit(function).lower(params))
     return Workload(

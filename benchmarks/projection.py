@@ -20,6 +20,8 @@ from svb_jax import models
 
 ROWS: Mapping[str, Row] = {
     "auto": Row("svb_jax auto", "benchmarks.jax_rows:project", {"method": "auto"}),
+    "squares": Row("of auto: squares", "benchmarks.jax_rows:squares"),
+    "decompositions": Row("of auto: squares and their eigenvectors", "benchmarks.jax_rows:decompositions"),
     "gram": Row("svb_jax gram", "benchmarks.jax_rows:project", {"method": "gram"}),
     "svd": Row("svb_jax svd", "benchmarks.jax_rows:project", {"method": "svd"}),
     "polar": Row("svb_jax polar", "benchmarks.jax_rows:project", {"method": "polar"}),

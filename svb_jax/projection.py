@@ -146,7 +146,7 @@ def _clip_in_turn(
 ) -> tuple[list[jax.Array], Reading]:
     decomposed: Sequence[Decomposition | None] = [None] * len(stacks)
     if route.is_by_square:
-        decomposed, reading = _decompose_in_turn(stacks, shares, reading)
+        decomposed, reading = decompose_in_turn(stacks, shares, reading)
     clipped = []
     for stack, band, gram, share in zip(stacks, bands, decomposed, shares, strict=True):
         clip_next = functools.partial(_clip_next, route, band, gram)
@@ -173,7 +173,7 @@ def _clip_next(
     return stack.at[index].set(clipped), add_reading(reading, seen)
 
 
-def _decompose_in_turn(
+def decompose_in_turn(
     stacks: list[jax.Array], shares: list[Share | None], reading: Reading
 ) -> tuple[list[Decomposition], Reading]:
     """Return the decompositions of all squares, and the reading, no matrix added, but known only after them.

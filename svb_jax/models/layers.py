@@ -26,6 +26,7 @@ def conv(
     padding: str | None = None,
     *,
     dtype: DTypeLike = jnp.float32,
+    convolve: Callable[..., jax.Array] | None = None,
     name: str | None = None,
 ) -> nn.Module:
     """Return a convolution without bias, orthogonal at first.
@@ -37,6 +38,7 @@ def conv(
       padding: as ``flax.linen.Conv`` has it; if not given, half the kernel on either side, so that output
         ``i`` stays centred on input ``strides * i``, as a 1 × 1 shortcut is (``"SAME"`` is not, at stride 2).
       dtype: the type to compute in; the kernel is float32.
+      convolve: what computes it, if not ``jax.lax.conv_general_dilated``.
       name: the layer's name in the parameter tree.
 
     Example:
@@ -54,6 +56,7 @@ def conv(
         use_bias=False,
         kernel_init=orthogonal,
         dtype=dtype,
+        conv_general_dilated=convolve,
         name=name,
     )
 

@@ -1,5 +1,6 @@
 """A run's devices, data and compiled functions: what stays while the state changes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from svb_jax import models
+from svb_jax.models.convolution import convolve
+from svb_jax.models.layers import conv
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.evaluate import evaluate
 from svb_jax.training.feed import open_feed
@@ -30,13 +33,19 @@ class Session:
         self.feed = open_feed(config, self.engine)
         per_epoch = steps_per_epoch(self.feed.num_train, config.batch_size)
         self.span = Span(per_epoch, config.epochs * per_epoch)
+        dtype = jnp.dtype(config.dtype)
+        # Steps are mapped over devices, where XLA's CPU compiler leaves a convolution's gradients slow.
+        own = (
+            {"conv": partial(conv, dtype=dtype, convolve=convolve)} if jax.default_backend() == "cpu" else {}
+        )
         self._model = models.make(
             config.model,
             num_classes=self.feed.num_classes,
             width=config.width,
             depth=config.depth,
-            dtype=jnp.dtype(config.dtype),
+            dtype=dtype,
             axis_name=AXIS,
+            **own,
         )
         train_step = make_train_step(
             config,
