@@ -8,6 +8,7 @@ COMMANDS = {
     "projection": ("Projection", "project all matrices of whole networks, in every way there is"),
     "step": ("Step", "take training steps with plain SGD, with SVB and BBN, and as PyTorch takes them"),
     "scaling": ("Scaling", "project over more devices, at more widths and depths, and for ImageNet"),
+    "loop": ("Loop", "train, and see what the input pipeline and the loop add to the bare steps"),
     "report": ("Report", "print the tables of everything that has been measured"),
 }
 

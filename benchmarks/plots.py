@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.formatting import is_measured, seconds
-from benchmarks.tables import AMORTISED, amortised_overhead
+from benchmarks.tables import AMORTISED, amortised_overhead, parts_of_a_step
 
 OURS, YARDSTICK, PEER = "#2f6fd6", "#8a93a3", "#d98a3d"
 YARDSTICKS = ("floor", "muon")
@@ -26,7 +26,9 @@ STYLE: dict[Any, Any] = {
 
 def draw(result: dict[str, Any], folder: Path) -> None:
     """Write the picture of one command's measurement as ``<command>.png``."""
-    picture = {"projection": _projection, "step": _step, "scaling": _scaling}[result["command"]]
+    picture = {"projection": _projection, "step": _step, "scaling": _scaling, "loop": _loop}[
+        result["command"]
+    ]
     with matplotlib.rc_context(STYLE):
         figure = picture(result["measured"])
         figure.savefig(folder / f"{result['command']}.png", dpi=140, facecolor="white")
@@ -97,6 +99,18 @@ def _scaling(measured: dict[str, Any]) -> Figure:
     _name_lines(devices)
     _growth(widths, measured["widths"], "channels", "Width")
     _growth(depths, measured["depths"], "layers", "Depth")
+    return figure
+
+
+def _loop(measured: dict[str, Any]) -> Figure:
+    """Draw what a run adds to its bare steps, every round a dot."""
+    figure, (axes,) = _new(6.5, 2.6, 1, 1)
+    for name, values in parts_of_a_step(measured["rows"]).items():
+        axes.plot([100 * value for value in values], [name] * len(values), "o", color=OURS, alpha=0.6)
+    axes.axvline(0, color=YARDSTICK)
+    axes.set(title="What training adds to its bare steps", xlabel="percent of a bare step; a dot a round")
+    axes.margins(y=0.3)
+    axes.invert_yaxis()
     return figure
 
 

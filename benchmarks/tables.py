@@ -24,7 +24,7 @@ Rows = Mapping[str, dict[str, Any]]
 
 def render(result: dict[str, Any]) -> str:
     """Return everything that one command measured, as Markdown."""
-    body = {"projection": _projection, "step": _step, "scaling": _scaling}[result["command"]]
+    body = {"projection": _projection, "step": _step, "scaling": _scaling, "loop": _loop}[result["command"]]
     sections = [f"## {result['command'].capitalize()}", _surroundings(result), *body(result["measured"])]
     return "\n\n".join(sections)
 
@@ -49,6 +49,19 @@ def amortised_overhead(rows: Rows, every: int, projecting: str, other: str, base
         return None
     extra = rows[projecting]["median"] - rows[other]["median"]
     return extra / every / rows[base]["median"]
+
+
+def parts_of_a_step(rows: Rows) -> dict[str, list[float]]:
+    """Return what a run's parts add to the bare step, as parts of it, round by round."""
+    if not all(is_measured(row) for row in rows.values()):
+        return {}
+    a_step = {name: [value / row["facts"]["steps"] for value in row["seconds"]] for name, row in rows.items()}
+    rounds = [dict(zip(a_step, values, strict=True)) for values in zip(*a_step.values(), strict=True)]
+    return {
+        "input": [each["input"] / each["step"] for each in rounds],
+        "augmentation": [1 - each["plain_step"] / each["step"] for each in rounds],
+        "loop": [(each["epoch"] - each["evaluation"]) / each["step"] - 1 for each in rounds],
+    }
 
 
 def _surroundings(result: dict[str, Any]) -> str:
@@ -236,3 +249,39 @@ def _growth(label: str, studies: Mapping[str, dict[str, Any]]) -> str:
         ratios = [times(ratio(rows, "svd", "auto")), times(ratio(rows, "auto", "floor"))]
         lines.append([str(value), f"{study['parameters'] / 1e6:.2f} M", *cells, *ratios])
     return table([label, "numbers", *names, "svd to auto", "auto to floor"], lines)
+
+
+def _loop(measured: dict[str, Any]) -> list[str]:
+    rows = measured["rows"]
+    lines = []
+    for result in rows.values():
+        if is_measured(result):
+            steps = result["facts"]["steps"]
+            a_step = {name: result[name] / steps for name in ("median", "least", "most")}
+            lines.append([result["label"], str(steps), seconds(a_step["median"]), spread(a_step)])
+        else:
+            lines.append([result["label"], result["status"], ABSENT, ABSENT])
+    sections = [table(["row", "steps a call", "time a step", "spread"], lines), *reasons(rows)]
+    parts = {name: _middle(values) for name, values in parts_of_a_step(rows).items()}
+    return [*sections, *([_loop_parts(parts)] if parts else [])]
+
+
+def _loop_parts(parts: Mapping[str, tuple[float, float, float]]) -> str:
+    labels = {
+        "input": "input pipeline",
+        "augmentation": "augmentation, inside the step",
+        "loop": "all that train adds to its steps and its evaluation",
+    }
+    lines = [
+        [labels[name], percent(median), f"{percent(low)} … {percent(high)}"]
+        for name, (low, median, high) in parts.items()
+    ]
+    return table(["part of the bare step", "median of rounds", "middle half of rounds"], lines)
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the quartiles."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high

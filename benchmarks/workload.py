@@ -20,6 +20,7 @@ class Workload:
       fresh: makes what ``run`` uses up, outside the timed part, so that every call does the same work.
       facts: what was learnt while preparing, as plain numbers and strings.
       kernels: from ``run``'s result to the projected kernels by name, where that is what the work gives.
+      seconds: from ``run``'s result to the time that counts, where that is not all of the call's.
       is_warm: whether preparing has run it already, so that a first call shows no new memory.
     """
 
@@ -27,6 +28,7 @@ class Workload:
     fresh: Callable[[], Any] = nothing
     facts: dict[str, Any] = field(default_factory=dict)
     kernels: Callable[[Any], dict[str, np.ndarray]] | None = None
+    seconds: Callable[[Any], float] | None = None
     is_warm: bool = False
 
 

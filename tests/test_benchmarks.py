@@ -89,6 +89,11 @@ def test_the_error_is_that_of_the_worst_kernel(pool, tmp_path):
     assert measured["b"]["error"] == pytest.approx(1e-3, rel=1e-9)
 
 
+def test_a_row_may_say_itself_which_time_counts(pool):
+    measured = measure(pool, {"clocked": row("clocked", claim=0.25)}, PLAN)
+    assert measured["clocked"]["seconds"] == [0.25, 0.25]
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_memory_that_a_call_takes_for_a_while_is_seen(pool):
     measured = measure(pool, {"big": row("allocating", megabytes=64)}, PLAN)
@@ -120,6 +125,24 @@ def test_overheads():
     assert tables.ratio(rows, "projecting", "sgd") == 3.0
     assert tables.ratio(rows, "lost", "sgd") is None
     assert tables.amortised_overhead(rows, 10, "projecting", "off", "sgd") == pytest.approx(0.2)
+
+
+def test_what_a_run_adds_to_its_steps():
+    def measured(seconds, steps):
+        return {"seconds": seconds, "median": 1.0, "facts": {"steps": steps}}
+
+    rows = {
+        "step": measured([1.0, 2.0], 1),
+        "plain_step": measured([0.9, 2.0], 1),
+        "input": measured([0.2, 0.8], 10),
+        "evaluation": measured([3.0, 3.0], 10),
+        "epoch": measured([13.5, 23.0], 10),
+    }
+    parts = tables.parts_of_a_step(rows)
+    assert parts["input"] == pytest.approx([0.02, 0.04])
+    assert parts["augmentation"] == pytest.approx([0.1, 0.0])
+    assert parts["loop"] == pytest.approx([0.05, 0.0])
+    assert tables.parts_of_a_step(rows | {"epoch": {"status": "too slow"}}) == {}
 
 
 def test_shares_of_devices_are_looked_up_in_the_program():
@@ -198,6 +221,18 @@ def test_scaling_in_its_smallest_form(tmp_path, capsys):
     assert "auto to floor" in capsys.readouterr().out
 
 
+def test_loop_in_its_smallest_form(tmp_path, capsys):
+    options = ["--model", "deep_linear", "--dataset", "synthetic", "--image-size", "8", "--seconds", "0.001"]
+    result = run(tmp_path, "loop", *options)
+    rows = result["measured"]["rows"]
+    assert {name: row["facts"]["steps"] for name, row in rows.items()} == {
+        **{"step": 1, "plain_step": 1},
+        **{"input": 4, "evaluation": 4, "epoch": 4},  # 512 images in batches of 128
+    }
+    assert all(row["median"] > 0 for row in rows.values())
+    assert "all that train adds to its steps" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_every_row_of_a_step_is_measured(tmp_path):
     rows = ["sgd", "spectral_norm", "forward", "gradients"]
@@ -233,5 +268,5 @@ def test_an_interpreter_that_is_none_is_refused(capsys):
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {command} " in printed for command in ("projection", "step", "scaling", "report"))
+    assert all(f"  {command} " in printed for command in ("projection", "step", "scaling", "loop", "report"))
     assert sys.executable not in printed

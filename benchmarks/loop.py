@@ -1,0 +1,71 @@
+"""What training costs beside its steps: the input pipeline, and the loop with its checkpoints.
+
+python -m benchmarks loop    # five minutes on two cores
+python -m benchmarks loop --model convnet_8 --rounds 2
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measurement import Row, measure
+from benchmarks.options import Options
+from benchmarks.processes import Pool
+from benchmarks.results import finish
+
+# One process for all: their differences are smaller than those between processes.
+ROWS = {
+    "step": Row("the step, on a ready batch", "benchmarks.loop_rows:step", {"augment": True}, group="jax"),
+    "plain_step": Row(
+        "the step without augmentation", "benchmarks.loop_rows:step", {"augment": False}, group="jax"
+    ),
+    "input": Row("input pipeline", "benchmarks.loop_rows:feed", {"augment": True}, group="jax"),
+    "evaluation": Row(
+        "evaluation, once an epoch", "benchmarks.loop_rows:evaluation", {"augment": True}, group="jax"
+    ),
+    "epoch": Row("a whole epoch of train", "benchmarks.loop_rows:epoch", {"augment": True}, group="jax"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop(Options):
+    """Train, and see what the input pipeline and the loop add to the bare steps."""
+
+    rounds: int = 4
+    """How often all rows are called in turn."""
+    seconds: float = 3.0
+    """How long a row is called in each round; at least once in any case."""
+    limit: float = 600.0
+    """Seconds after which a call is stopped and its row given up."""
+    model: str = "convnet_20"
+    """The network, one of svb_jax.models."""
+    width: float = 1.0
+    """Multiplies every channel count of the network."""
+    dataset: str = "digits"
+    """digits, synthetic, cifar10 or cifar100: the more images, the rarer its checkpoints, and the longer."""
+    image_size: int | None = None
+    """Average the images down to this size."""
+    data_dir: Path = Path("data")
+    """Holds the data sets that do not come with this package."""
+    batch: int = 128
+    """Images in a batch."""
+
+    def run(self) -> None:
+        """Measure, print and save."""
+        settings = {
+            "model": self.model,
+            "width": self.width,
+            "dataset": self.dataset,
+            "image_size": self.image_size,
+            "batch": self.batch,
+        }
+        task = {
+            **{name: value for name, value in settings.items() if name != "batch"},
+            **{"batch_size": self.batch, "data_dir": str(self.data_dir.absolute())},
+        }
+        # Made out here: a row's process is ended from outside, and cleans nothing up.
+        with tempfile.TemporaryDirectory(prefix="loop-") as folder, Pool() as pool:
+            environment = self.surroundings(pool)
+            rows = {name: row.given(folder=folder, **task) for name, row in ROWS.items()}
+            measured = {"rows": measure(pool, rows, self.plan)}
+        finish(self.results, "loop", environment, {"rounds": self.rounds, **settings}, measured)
