@@ -112,10 +112,17 @@ def set_aside(folder: Path, step: int) -> Path:
 
 
 class Checkpoints:
-    """Saves the newest states and the best one, in the background, each whole or not at all."""
+    """Saves the newest states and the best one, in the background, each whole or not at all.
+
+    The state is the same on all hosts, and the first one alone saves it. Orbax's own way, where all hosts
+    meet at the end of every save, would let a host whose disk is full wait for the others, and they for it.
+    """
 
     def __init__(self, folder: Path, keep: int):
         self.folder = folder.absolute()
+        self._manager = self._open(keep) if jax.process_index() == 0 else None
+
+    def _open(self, keep: int) -> ocp.CheckpointManager:
         policy = ocp.checkpoint_managers
         best = policy.BestN(
             get_metric_fn=lambda metrics: metrics["test_error"],
@@ -126,8 +133,12 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=policy.AnyPreservationPolicy([policy.LatestN(keep), best]),
             cleanup_tmp_directories=True,
+            multiprocessing_options=_alone(),
+            # Orbax creates the folder only if all hosts take part.
+            create=False,
         )
-        self._manager = ocp.CheckpointManager(self.folder, options=options, handler_registry=_make_handlers())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return ocp.CheckpointManager(self.folder, options=options, handler_registry=_make_handlers())
 
     def save(self, state: Any, *, seconds: float, test_error: float | None) -> None:
         """Start to save a state under its own step; what is on the devices may change at once.
@@ -146,6 +157,8 @@ class Checkpoints:
         for name, array in arrays.items():
             if name.startswith("params/") and not np.isfinite(array).all():
                 raise FloatingPointError(f"{name} is not finite after step {step}")
+        if self._manager is None:
+            return
         meta = {"seconds": seconds, "checksums": {name: _checksum(a) for name, a in arrays.items()}}
         with self._explained():
             self._manager.save(
@@ -160,16 +173,18 @@ class Checkpoints:
         Raises:
           CheckpointError: The last save failed; older checkpoints are untouched.
         """
-        with self._explained():
-            self._manager.wait_until_finished()
+        if self._manager is not None:
+            with self._explained():
+                self._manager.wait_until_finished()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        # Another error is already on its way: one about closing must not hide it.
-        with contextlib.suppress(Exception) if error_type else self._explained():
-            self._manager.close()
+        if self._manager is not None:
+            # Another error is already on its way: one about closing must not hide it.
+            with contextlib.suppress(Exception) if error_type else self._explained():
+                self._manager.close()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -204,9 +219,10 @@ class _PatientWriter(ocp.type_handlers.NumpyHandler):
 def _make_handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     """Return what writes a checkpoint's arrays and its sums."""
     writer = ocp.type_handlers.create_type_handler_registry((np.ndarray, _PatientWriter()))
+    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=writer, multiprocessing_options=_alone())
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler(type_handler_registry=writer))
-    handlers.add("meta", ocp.args.JsonSave, ocp.JsonCheckpointHandler())
+    handlers.add("state", ocp.args.PyTreeSave, arrays)
+    handlers.add("meta", ocp.args.JsonSave, ocp.JsonCheckpointHandler(multiprocessing_options=_alone()))
     return handlers
 
 
@@ -218,13 +234,15 @@ def saved_steps(folder: Path) -> list[int]:
 
 
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Read without waiting for other hosts, which may have failed to read theirs."""
-    own = ocp.options.MultiprocessingOptions(
-        primary_host=jax.process_index(), active_processes={jax.process_index()}
-    )
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=own)
-    with ocp.Checkpointer(handler, multiprocessing_options=own) as reader:
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=_alone())
+    with ocp.Checkpointer(handler, multiprocessing_options=_alone()) as reader:
         return reader.restore(folder.absolute())
+
+
+def _alone() -> ocp.options.MultiprocessingOptions:
+    """Return the options of a host that waits for no other, which may have failed to read or write."""
+    host = jax.process_index()
+    return ocp.options.MultiprocessingOptions(primary_host=host, active_processes={host})
 
 
 def _agree(folder: Path, newest: Checkpoint | None) -> Checkpoint | None:

@@ -1,11 +1,23 @@
 """Many hosts as one machine: how they find each other, and how they notice that one has died."""
 
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
 
 HEARTBEAT_SECONDS = 10
 """A host that is silent for so long is dead, and the others stop: JAX ends their processes."""
+
+FAREWELL_SECONDS = 3600
+"""A host that is done waits so long for the first one, which may still be saving."""
+
+
+class LostHost(ConnectionError):  # noqa: N818 - what happened, and not to this host
+    """Another host of the run has stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,60 @@ class Hosts:
                 self.num_processes,
                 self.process_id,
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=FAREWELL_SECONDS,
             )
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) is not None
+
+
+@contextlib.contextmanager
+def leaving_on_failure(*shared: type[BaseException]) -> Iterator[None]:
+    """Let a host that fails end as soon as it has said why, so that the others notice and stop.
+
+    Left to itself, JAX makes a process that ends wait minutes for all others to end, while they wait for
+    its share of the next step.
+
+    Args:
+      *shared: Errors that all hosts raise together: these may wait for each other.
+
+    Raises:
+      LostHost: What failed was the exchange with another host.
+
+    Examples:
+      >>> with leaving_on_failure():
+      ...     raise OSError("alone, there is nobody to wait for")
+      Traceback (most recent call last):
+      OSError: alone, there is nobody to wait for
+    """
+    try:
+        with _explained():
+            yield
+    except shared:
+        raise
+    except BaseException as error:
+        if jax.process_count() > 1:
+            # Registered after JAX's own farewell, and so called before it.
+            atexit.register(_leave, 2 if isinstance(error, ValueError) else 1)
+        raise
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn a failed exchange into a sentence."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        # All that JAX tells of the reason is this text, with the name of the library that exchanges.
+        if not any(name in str(error) for name in ("Gloo", "NCCL")):
+            raise
+        raise LostHost(
+            f"Another host has stopped ({str(error).strip().partition(chr(10))[0]}). Its own output says "
+            "why. Start all hosts again: they continue from the newest checkpoint."
+        ) from error
+
+
+def _leave(exit_code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

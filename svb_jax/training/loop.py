@@ -14,6 +14,7 @@ import svb_jax
 from svb_jax.training.checkpoint import Checkpoint, Checkpoints, load_newest, saved_steps, set_aside
 from svb_jax.training.compilation import cached_compilation
 from svb_jax.training.config import TrainConfig
+from svb_jax.training.hosts import leaving_on_failure
 from svb_jax.training.parallel import fetch
 from svb_jax.training.progress import Display
 from svb_jax.training.run_folder import Result, RunFolder, current_commit, describe_hardware
@@ -49,11 +50,14 @@ def train(config: TrainConfig) -> Result:
       Interrupted: SIGTERM or Ctrl-C; the state was saved.
       CheckpointError: A checkpoint could not be written, or none could be read.
     """
-    folder = RunFolder(config)
-    folder.check()
-    result = folder.result()
-    if result is not None:
-        return result
+    with leaving_on_failure(Diverged, Interrupted):
+        folder = RunFolder(config)
+        folder.check()
+        return folder.result() or _train_in(folder)
+
+
+def _train_in(folder: RunFolder) -> Result:
+    config = folder.config
     with cached_compilation(config.run_dir.parent / "compilation_cache"), StopSignals() as stop:
         session = Session(config)
         folder.create()

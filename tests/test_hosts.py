@@ -1,0 +1,78 @@
+"""Two processes as two hosts: what is lost with one of them, and how the other notices."""
+
+import atexit
+
+import jax
+import pytest
+
+from svb_jax.training import Diverged
+from svb_jax.training.hosts import Hosts, LostHost, leaving_on_failure
+from tests.faults.hosts import (
+    finish_two_in_peace,
+    stop_with_a_host_that_cannot_start,
+    survive_a_full_disk,
+    survive_a_killed_host,
+)
+
+SHORT = {"dataset": "digits", "epochs": 3, "learning_rate_stages": 3}
+
+
+@pytest.fixture(scope="module")
+def peace(tmp_path_factory):
+    """A run of two processes that nothing happens to."""
+    return finish_two_in_peace(tmp_path_factory.mktemp("hosts"), **SHORT)
+
+
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_killed_host_stops_the_other_and_both_go_on_bit_for_bit(peace, victim):
+    survive_a_killed_host(peace, victim, **SHORT)
+
+
+@pytest.mark.slow
+def test_a_host_without_room_stops_the_other_and_both_go_on_bit_for_bit(peace):
+    survive_a_full_disk(peace, **SHORT)
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_start_stops_the_other(tmp_path):
+    stop_with_a_host_that_cannot_start(tmp_path)
+
+
+@pytest.fixture
+def farewells(monkeypatch):
+    """The exit codes that this host, one of two, would leave with."""
+    codes = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(atexit, "register", lambda leave, code: codes.append(code))
+    return codes
+
+
+@pytest.mark.parametrize(("error", "code"), [(OSError("no room"), 1), (ValueError("no such model"), 2)])
+def test_a_host_that_fails_does_not_wait_for_the_others(farewells, error, code):
+    with pytest.raises(type(error), match=str(error)), leaving_on_failure(Diverged):
+        raise error
+    assert farewells == [code]
+
+
+def test_hosts_that_fail_together_wait_for_each_other(farewells):
+    with pytest.raises(Diverged), leaving_on_failure(Diverged):
+        raise Diverged("The loss is nan at step 3")
+    assert farewells == []
+
+
+def test_a_lost_connection_is_explained(farewells):
+    lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer\nmore")
+    explained = pytest.raises(LostHost, match=r"stopped \(UNKNOWN: .* by peer\)\. .* Start all hosts again")
+    with explained, leaving_on_failure():
+        raise lost
+    assert farewells == [1]
+
+
+def test_another_failure_of_jax_stays_itself(farewells):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory"), leaving_on_failure():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_addresses_and_cluster_exclude_each_other():
+    with pytest.raises(ValueError, match="got both"):
+        Hosts(coordinator="10.0.0.1:1234", num_processes=2, process_id=0, cluster=True)
