@@ -14,23 +14,38 @@ from tests.faults.hosts import (
     survive_a_killed_host,
 )
 
-SHORT = {"dataset": "digits", "epochs": 3, "learning_rate_stages": 3}
+# No BatchNorm, no bounds, no convolution: a step that compiles in no time.
+QUICK = {
+    "model": "deep_linear",
+    "depth": 2,
+    "epochs": 4,
+    "learning_rate": 1e-5,
+    "final_learning_rate": 1e-6,
+    "learning_rate_stages": 2,
+    "svb_epsilon": None,
+    "bbn_epsilon": None,
+}
+
+
+def test_a_killed_host_of_a_quick_run_stops_the_other_and_both_go_on(tmp_path):
+    survive_a_killed_host(finish_two_in_peace(tmp_path, **QUICK), victim=1, **QUICK)
 
 
 @pytest.fixture(scope="module")
 def peace(tmp_path_factory):
     """A run of two processes that nothing happens to."""
-    return finish_two_in_peace(tmp_path_factory.mktemp("hosts"), **SHORT)
+    return finish_two_in_peace(tmp_path_factory.mktemp("hosts"))
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_host_stops_the_other_and_both_go_on_bit_for_bit(peace, victim):
-    survive_a_killed_host(peace, victim, **SHORT)
+    survive_a_killed_host(peace, victim)
 
 
 @pytest.mark.slow
 def test_a_host_without_room_stops_the_other_and_both_go_on_bit_for_bit(peace):
-    survive_a_full_disk(peace, **SHORT)
+    survive_a_full_disk(peace)
 
 
 @pytest.mark.slow
