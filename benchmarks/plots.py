@@ -12,7 +12,7 @@ from benchmarks.formatting import is_measured, seconds
 from benchmarks.tables import AMORTISED, amortised_overhead, parts_of_a_step
 
 OURS, YARDSTICK, PEER = "#2f6fd6", "#8a93a3", "#d98a3d"
-YARDSTICKS = ("floor", "muon")
+YARDSTICKS = ("squares", "decompositions", "floor", "muon")
 STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 10,

@@ -34,5 +34,5 @@ def test_values_and_gradients_are_those_of_the_plain_convolution(size, window, s
 
 
 def test_what_it_does_not_do_is_said():
-    with pytest.raises(ValueError, match="convolve needs NHWC images .* got .* 2 groups"):
+    with pytest.raises(ValueError, match=r"convolve needs NHWC images .* got .* 2 groups"):
         convolve(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 1, 4)), (1, 1), "SAME", feature_group_count=2)

@@ -218,7 +218,10 @@ class _PatientWriter(ocp.type_handlers.NumpyHandler):
 
 def _make_handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     """Return what writes a checkpoint's arrays and its sums."""
-    writer = ocp.type_handlers.create_type_handler_registry((np.ndarray, _PatientWriter()))
+    # All arrays are NumPy's; Orbax warns of a registry that does not know JAX's.
+    writer = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, _PatientWriter()), (jax.Array, ocp.type_handlers.ArrayHandler())
+    )
     arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=writer, multiprocessing_options=_alone())
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
     handlers.add("state", ocp.args.PyTreeSave, arrays)
