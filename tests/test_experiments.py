@@ -125,7 +125,7 @@ def test_scales_leave_alone_what_a_row_is_about(scale):
 def test_small_scale_is_real_cifar_at_half_size():
     row = SCALES["small"](figure2.ROWS["20-svb-0.5"])
     assert (row.dataset, row.first, row.image_size, row.epochs) == ("cifar10", 6_400, 16, 10)
-    assert (row.learning_rate_stages, row.width, row.depth) == (15, 1.0, None)
+    assert (row.learning_rate_stages, row.width, row.depth) == (10, 1.0, None)
     assert SCALES["small"](table1.ROWS["svb"]).depth == 3
 
 
