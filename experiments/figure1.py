@@ -5,7 +5,7 @@
     python -m experiments run figure1 --scale smoke
 
 Run time: full, 2 runs of 62,560 steps, 4 PFLOP each (7 minutes of an accelerator that sustains 10 TFLOP/s;
-not timed here); small, about 13 minutes a run on two CPU cores; smoke, seconds.
+not timed here); small, minutes a run on a CPU core; smoke, seconds.
 
 Result to expect: both start with all singular values at one. SGD (red) ends with values spread from near zero
 to several times one; SVB (blue) stays within its band; the error with SVB is lower.

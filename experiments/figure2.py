@@ -6,7 +6,7 @@
     python -m experiments run figure2 --scale smoke
 
 Run time: full, 62,560 steps and 2 (20 layers) or 4 (38 layers) PFLOP a run (4 or 7 minutes of an accelerator
-that sustains 10 TFLOP/s; not timed here); small, about 7 or 13 minutes a run on two CPU cores; smoke,
+that sustains 10 TFLOP/s; not timed here); small, minutes a run on a CPU core; smoke,
 seconds.
 
 Result to expect: full, 20 layers: 9.21 % with SGD, 8.03 % at the best ε, 7.85 % with BBN; 38 layers: 12.08 %,

@@ -5,7 +5,7 @@
     python -m experiments run table1 --scale smoke
 
 Run time: full, 15 runs of 62,560 steps, 7.4 PFLOP each (12 minutes of an accelerator that sustains
-10 TFLOP/s; not timed here); small, 20 layers instead of 68, about 7 minutes a run on two CPU cores; smoke,
+10 TFLOP/s; not timed here); small, 20 layers instead of 68, minutes a run on a CPU core; smoke,
 seconds.
 
 Result to expect: full, 6.22 % for SGD, 5.79 % with SVB, 5.49 % with SVB and BBN.
