@@ -115,7 +115,7 @@ class Experiment(Generic[Config]):
       >>> from experiments import table1
       >>> config = table1.EXPERIMENT.configure("svb+bbn", scale="small", seed=2)
       >>> config.svb_epsilon, config.epochs, config.run_dir.as_posix()
-      (0.5, 15, 'runs/table1/svb+bbn/small/seed2')
+      (0.5, 10, 'runs/table1/svb+bbn/small/seed2')
     """
 
     name: str
