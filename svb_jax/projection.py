@@ -19,18 +19,21 @@ from jax.typing import ArrayLike
 from svb_jax.checks import check_band, check_choice
 from svb_jax.routes import (
     ROUTES,
+    Clipped,
     Decomposition,
     Method,
     Reading,
     Route,
     add_reading,
+    clip_by_products,
     decompose,
     empty_reading,
-    leave,
     lower_square,
+    read,
 )
 
 Band = tuple[ArrayLike, ArrayLike]
+Together = Callable[[jax.Array, ArrayLike, ArrayLike], tuple[jax.Array, Reading]]
 Carry = TypeVar("Carry")
 
 
@@ -134,10 +137,10 @@ def _clip_stacks(
     *,
     method: Method,
 ) -> tuple[list[jax.Array], Reading]:
-    together = functools.partial(_clip_together, ROUTES[method])
     if method == "polar":
-        return together(stacks, bands, shares, reading)
+        return _clip_together(clip_by_products, stacks, bands, shares, reading)
     in_turn = functools.partial(_clip_in_turn, ROUTES[method])
+    together = functools.partial(_clip_together, ROUTES[method])
     return lax.platform_dependent(stacks, bands, shares, reading, cpu=in_turn, default=together)
 
 
@@ -145,84 +148,116 @@ def _clip_in_turn(
     route: Route, stacks: list[jax.Array], bands: list[Band], shares: list[Share | None], reading: Reading
 ) -> tuple[list[jax.Array], Reading]:
     decomposed: Sequence[Decomposition | None] = [None] * len(stacks)
+    last = reading.skipped
     if route.is_by_square:
-        decomposed, reading = decompose_in_turn(stacks, shares, reading)
+        decomposed, last = decompose_in_turn(stacks, shares, last)
     clipped = []
     for stack, band, gram, share in zip(stacks, bands, decomposed, shares, strict=True):
-        clip_next = functools.partial(_clip_next, route, band, gram)
-        stack, reading = _in_turn(clip_next, (stack, reading), stack.shape[0], share)
-        clipped.append(stack)
-    return clipped, reading
+        # The smallest part on which all work of the route waits for the stack before.
+        if gram is None:
+            stack = jnp.where(_is_over(last), stack, 0)
+        else:
+            gram = gram._replace(eigenvalues=jnp.where(_is_over(last), gram.eigenvalues, jnp.nan))
+        done = _clip_one_by_one(route, stack, band, gram, share)
+        last = done.values[-1, -1]
+        clipped.append(done)
+    return [done.matrix for done in clipped], _read_all(clipped, bands, shares, reading)
 
 
-def _clip_next(
-    route: Route,
-    band: Band,
-    decomposed: Decomposition | None,
-    index: ArrayLike,
-    carry: tuple[jax.Array, Reading],
-) -> tuple[jax.Array, Reading]:
-    stack, reading = carry
-    clipped, seen = lax.cond(
-        _is_over(reading.skipped),
-        lambda matrix, gram: route.clip(matrix, gram, *band),
-        lambda matrix, _: leave(matrix),
-        stack[index],
-        jax.tree.map(lambda of_stack: of_stack[index], decomposed),
-    )
-    return stack.at[index].set(clipped), add_reading(reading, seen)
+def _clip_one_by_one(
+    route: Route, stack: jax.Array, band: Band, decomposed: Decomposition | None, share: Share | None
+) -> Clipped:
+    def clip_next(index: ArrayLike, carry: Clipped) -> Clipped:
+        gram = jax.tree.map(lambda of_stack: _take(of_stack, index), decomposed)
+        clipped = route.clip(_take(carry.matrix, index), gram, *band)
+        return jax.tree.map(lambda all_of, one: _put(all_of, one, index), carry, clipped)
+
+    columns = stack[:, : min(stack.shape[1:]), 0]
+    nothing = Clipped(stack, jnp.full_like(columns, jnp.nan), jnp.zeros_like(columns[:, 0], jnp.int32))
+    return _in_turn(clip_next, nothing, len(stack), share)
+
+
+def _read_all(
+    clipped: list[Clipped], bands: list[Band], shares: list[Share | None], reading: Reading
+) -> Reading:
+    """Add all stacks to a reading at once: what is done for each of them is also compiled for each."""
+    if not clipped:
+        return reading
+    widest = max(done.values.shape[1] for done in clipped)
+    parts = []
+    for done, (lower, upper), share in zip(clipped, bands, shares, strict=True):
+        length, width = done.values.shape
+        values = jnp.pad(done.values, ((0, 0), (0, widest - width)), constant_values=jnp.nan)
+        ends = (jnp.full_like(done.values[:, 0], end) for end in (lower, upper))
+        parts.append((values, done.is_exact, *ends, _is_mine(length, share)))
+    *seen, is_mine = (jnp.concatenate(part) for part in zip(*parts, strict=True))
+    readings = read(*seen)
+    nothing = empty_reading(readings.skipped)
+    readings = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), readings, nothing)
+    return add_reading(reading, readings)
 
 
 def decompose_in_turn(
-    stacks: list[jax.Array], shares: list[Share | None], reading: Reading
-) -> tuple[list[Decomposition], Reading]:
-    """Return the decompositions of all squares, and the reading, no matrix added, but known only after them.
+    stacks: list[jax.Array], shares: list[Share | None], last: jax.Array
+) -> tuple[list[Decomposition], jax.Array]:
+    """Return the decompositions of all squares, and a number that is known only after them.
 
     First all squares, then all decompositions: OpenBLAS's threads go on spinning for some 30 ms after each,
     which a product that came next would pay for.
+
+    Args:
+      stacks: the matrices.
+      shares: which of them.
+      last: what must be known before any of it begins.
     """
-    squares, spoilt = [], reading.skipped
+    squares = []
     for stack, share in zip(stacks, shares, strict=True):
         short = min(stack.shape[1:])
         square_next = functools.partial(_square_next, stack)
         nothing = jnp.zeros_like(stack[:, :short, :short])
-        squared, spoilt = _in_turn(square_next, (nothing, spoilt), stack.shape[0], share)
+        squared, last = _in_turn(square_next, (nothing, last), len(stack), share)
         squares.append(squared)
     decomposed = []
     for squared, share in zip(squares, shares, strict=True):
         nothing = Decomposition(jnp.zeros_like(squared[:, 0]), squared)
-        found, spoilt = _in_turn(_decompose_next, (nothing, spoilt), squared.shape[0], share)
+        found, last = _in_turn(_decompose_next, (nothing, last), len(squared), share)
         decomposed.append(found)
-    return decomposed, reading._replace(skipped=jnp.where(_is_over(spoilt), reading.skipped, -1))
+    return decomposed, last
 
 
 def _square_next(
     stack: jax.Array, index: ArrayLike, carry: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     squares, spoilt = carry
-    squared = lower_square(stack[index], zero=jnp.where(_is_over(spoilt), 0, 1))
-    return squares.at[index].set(squared), spoilt + jnp.isnan(squared[-1, -1])
+    squared = lower_square(_take(stack, index), zero=jnp.where(_is_over(spoilt), 0, 1))
+    return _put(squares, squared, index), spoilt + jnp.isnan(squared[-1, -1])
 
 
 def _decompose_next(
     index: ArrayLike, carry: tuple[Decomposition, jax.Array]
 ) -> tuple[Decomposition, jax.Array]:
     # The vectors take the place of the squares, which are needed no more.
-    (eigenvalues, vectors), spoilt = carry
-    found = decompose(jnp.where(_is_over(spoilt), vectors[index], 0))
-    spoilt += jnp.sum(jnp.isnan(found.eigenvalues), dtype=jnp.int32)
-    return Decomposition(
-        eigenvalues.at[index].set(found.eigenvalues), vectors.at[index].set(found.vectors)
-    ), spoilt
+    decomposed, spoilt = carry
+    found = decompose(jnp.where(_is_over(spoilt), _take(decomposed.vectors, index), 0))
+    spoilt += jnp.isnan(found.eigenvalues[0])
+    return jax.tree.map(lambda all_of, one: _put(all_of, one, index), decomposed, found), spoilt
 
 
-def _is_over(count: jax.Array) -> jax.Array:
-    """Return True, but only when all has run that went into a count.
+def _take(stack: jax.Array, index: ArrayLike) -> jax.Array:
+    return lax.dynamic_index_in_dim(stack, index, keepdims=False, allow_negative_indices=False)
 
-    No count is negative, but XLA does not know: only a true dependency on the matrix before keeps two
-    decompositions from running at once.
+
+def _put(stack: jax.Array, matrix: jax.Array, index: ArrayLike) -> jax.Array:
+    return lax.dynamic_update_index_in_dim(stack, matrix, index, 0, allow_negative_indices=False)
+
+
+def _is_over(last: jax.Array) -> jax.Array:
+    """Return True, but only when all has run that went into a number.
+
+    No count and no singular value is negative, but XLA does not know: only a true dependency on the matrix
+    before keeps two decompositions from running at once.
     """
-    return count >= 0
+    return ~(last < 0)
 
 
 def _in_turn(
@@ -235,7 +270,7 @@ def _in_turn(
 
 
 def _clip_together(
-    route: Route, stacks: list[jax.Array], bands: list[Band], shares: list[Share | None], reading: Reading
+    route: Together, stacks: list[jax.Array], bands: list[Band], shares: list[Share | None], reading: Reading
 ) -> tuple[list[jax.Array], Reading]:
     clipped = []
     for stack, band, share in zip(stacks, bands, shares, strict=True):
@@ -250,20 +285,29 @@ def _clip_together(
 
 
 def _clip_share(
-    route: Route, share: Share, stack: jax.Array, band: Band, reading: Reading
+    route: Together, share: Share, stack: jax.Array, band: Band, reading: Reading
 ) -> tuple[jax.Array, Reading]:
     # A slice never runs past the end: it is moved back, and the mask says which of it is ours.
     first = jnp.minimum(share.start, stack.shape[0] - share.most)
     matrices = lax.dynamic_slice_in_dim(stack, first, share.most)
-    index = first + jnp.arange(share.most)
-    is_mine = (index >= share.start) & (index < share.start + share.count)
+    is_mine = _is_mine(len(stack), share)
+    is_mine = lax.dynamic_slice_in_dim(is_mine, first, share.most)
     is_finite = jnp.all(jnp.isfinite(matrices), axis=(-2, -1))
     is_clipped = (is_mine & is_finite)[:, None, None]
     clipped, seen = route(
         jnp.where(is_clipped, matrices, jnp.eye(*stack.shape[1:], dtype=stack.dtype)), *band
     )
-    _, left = leave(matrices)
-    seen = jax.tree.map(lambda yes, no: jnp.where(is_finite, yes, no), seen, left)
-    seen = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), seen, empty_reading(index))
+    nothing = empty_reading(is_mine)
+    skipped = nothing._replace(skipped=jnp.ones_like(nothing.skipped))
+    seen = jax.tree.map(lambda yes, no: jnp.where(is_finite, yes, no), seen, skipped)
+    seen = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), seen, nothing)
     matrices = jnp.where(is_clipped, clipped, matrices)
     return lax.dynamic_update_slice_in_dim(stack, matrices, first, 0), add_reading(reading, seen)
+
+
+def _is_mine(length: int, share: Share | None) -> jax.Array:
+    """Return which matrices of a stack a share holds."""
+    if share is None:
+        return jnp.ones(length, bool)
+    index = jnp.arange(length)
+    return (index >= share.start) & (index < share.start + share.count)

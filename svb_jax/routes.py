@@ -39,7 +39,18 @@ class Reading(NamedTuple):
     skipped: jax.Array
 
 
-Clipped = tuple[jax.Array, Reading]
+class Clipped(NamedTuple):
+    """A matrix, or a batch, after a route took it.
+
+    Attributes:
+      matrix: its singular values in the band, or as it was if it is not finite.
+      values: what they were before; NaN where it was left as it was.
+      is_exact: 1 where it took the exact route, else 0.
+    """
+
+    matrix: jax.Array
+    values: jax.Array
+    is_exact: jax.Array
 
 
 def empty_reading(like: jax.Array) -> Reading:
@@ -53,7 +64,7 @@ def empty_reading(like: jax.Array) -> Reading:
 
 
 def add_reading(reading: Reading, seen: Reading) -> Reading:
-    """Return the sum of a reading and what a route saw of one matrix or a batch."""
+    """Return the sum of a reading and those of a batch of matrices."""
     return Reading(
         jnp.minimum(reading.smallest, jnp.min(seen.smallest)),
         jnp.maximum(reading.largest, jnp.max(seen.largest)),
@@ -94,7 +105,8 @@ class Decomposition(NamedTuple):
             changed = matmul(matrix, change) if _is_tall(matrix) else matmul(change, matrix)
             return keep[..., None] * matrix + changed
 
-        return lax.cond(jnp.any(gain != 0), apply, lambda matrix: matrix, matrix)
+        is_outside = (self.values[..., 0] < lower) | (largest[..., 0] > upper)
+        return lax.cond(jnp.any(is_outside), apply, lambda matrix: matrix, matrix)
 
 
 def square(matrix: jax.Array) -> jax.Array:
@@ -129,37 +141,55 @@ def decompose(squared: jax.Array) -> Decomposition:
     return Decomposition(jnp.where(is_finite[..., 0], eigenvalues, jnp.nan), vectors)
 
 
-def leave(matrix: jax.Array) -> Clipped:
-    """Return a matrix as it is, counted as skipped."""
-    reading = empty_reading(matrix[..., 0, 0])
-    return matrix, reading._replace(skipped=jnp.ones_like(reading.skipped))
-
-
 class Route(NamedTuple):
     """How matrices are clipped.
 
     Attributes:
-      clip: from matrices, their decomposition and the band's two ends to the clipped matrices and a reading.
+      clip: from matrices, their decomposition and the band's two ends to the clipped matrices.
       is_by_square: whether it takes a decomposition at all.
     """
 
     clip: Callable[..., Clipped]
     is_by_square: bool
 
-    def __call__(self, matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Clipped:
-        """Return the clipped matrices, decomposed here."""
-        return self.clip(matrix, decompose(square(matrix)) if self.is_by_square else None, lower, upper)
+    def __call__(self, matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> tuple[jax.Array, Reading]:
+        """Return the clipped matrices, decomposed here, and a reading of each."""
+        decomposed = decompose(square(matrix)) if self.is_by_square else None
+        clipped = self.clip(matrix, decomposed, lower, upper)
+        return clipped.matrix, read(clipped.values, clipped.is_exact, lower, upper)
+
+
+def read(values: jax.Array, is_exact: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Reading:
+    """Return a reading of each matrix: of its values that are not NaN, and skipped where the first one is."""
+    is_known = ~jnp.isnan(values)
+    is_outside = (values < jnp.asarray(lower)[..., None]) | (values > jnp.asarray(upper)[..., None])
+    return Reading(
+        jnp.min(jnp.where(is_known, values, jnp.inf), axis=-1).astype(jnp.float32),
+        jnp.max(jnp.where(is_known, values, -jnp.inf), axis=-1).astype(jnp.float32),
+        jnp.sum(is_outside, axis=-1, dtype=jnp.int32),
+        jnp.sum(is_known, axis=-1, dtype=jnp.int32),
+        is_exact,
+        (~is_known[..., 0]).astype(jnp.int32),
+    )
+
+
+def clip_by_products(matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> tuple[jax.Array, Reading]:
+    """Return matrices clipped by the route ``polar``, and a reading of each: it never knows their values."""
+    clipped, num_clipped = clip_by_polar(matrix, jnp.asarray(lower), jnp.asarray(upper))
+    unknown = jnp.full_like(num_clipped, jnp.nan, jnp.float32)
+    reading = empty_reading(num_clipped)._replace(smallest=unknown, largest=unknown, clipped=num_clipped)
+    return clipped, reading._replace(values=jnp.full_like(num_clipped, min(matrix.shape[-2:])))
 
 
 def _by_svd(matrix: jax.Array, _: None, lower: jax.Array, upper: jax.Array) -> Clipped:
     return lax.cond(
-        jnp.all(jnp.isfinite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), leave, matrix
+        jnp.all(jnp.isfinite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), _leave, matrix
     )
 
 
 def _by_gram(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array) -> Clipped:
     is_finite = jnp.all(jnp.isfinite(gram.eigenvalues))
-    return lax.cond(is_finite, lambda matrix: _clip_by_gram(matrix, gram, lower, upper), leave, matrix)
+    return lax.cond(is_finite, lambda matrix: _clip_by_gram(matrix, gram, lower, upper), _leave, matrix)
 
 
 def _by_auto(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array) -> Clipped:
@@ -171,19 +201,16 @@ def _by_auto(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: ja
     )
 
 
-def _by_polar(matrix: jax.Array, _: None, lower: jax.Array, upper: jax.Array) -> Clipped:
-    clipped, num_clipped = clip_by_polar(matrix, lower, upper)
-    short = jnp.moveaxis(matrix, -2, -1) if _is_tall(matrix) else matrix
-    values = jnp.full_like(short[..., 0], jnp.nan)
-    return clipped, _read(values, lower, upper, exact=False)._replace(clipped=num_clipped)
-
-
 ROUTES: dict[str, Route] = {
     "auto": Route(_by_auto, is_by_square=True),
     "svd": Route(_by_svd, is_by_square=False),
     "gram": Route(_by_gram, is_by_square=True),
-    "polar": Route(_by_polar, is_by_square=False),
 }
+
+
+def _leave(matrix: jax.Array) -> Clipped:
+    short = matrix[..., 0, :] if _is_tall(matrix) else matrix[..., 0]
+    return Clipped(matrix, jnp.full_like(short, jnp.nan), jnp.zeros_like(short[..., 0], jnp.int32))
 
 
 def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
@@ -191,7 +218,7 @@ def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipp
     u, vt = _orthonormal(u), jnp.swapaxes(_orthonormal(jnp.swapaxes(vt, -2, -1)), -2, -1)
     keep = _keep(jnp.max(s, axis=-1, keepdims=True), upper)
     change = matmul(u * (jnp.clip(s, lower, upper) - keep * s)[..., None, :], vt)
-    return keep[..., None] * matrix + change, _read(s, lower, upper, exact=True)
+    return Clipped(keep[..., None] * matrix + change, s, jnp.ones_like(s[..., 0], jnp.int32))
 
 
 def _orthonormal(columns: jax.Array) -> jax.Array:
@@ -211,7 +238,7 @@ def _clip_by_gram(matrix: jax.Array, gram: Decomposition, lower: jax.Array, uppe
         lambda clipped: decompose(square(clipped)).clip(clipped, lower, upper),
         gram.clip(matrix, lower, upper),
     )
-    return clipped, _read(gram.values, lower, upper, exact=False)
+    return Clipped(clipped, gram.values, jnp.zeros_like(gram.values[..., 0], jnp.int32))
 
 
 def _is_tall(matrix: jax.Array) -> bool:
@@ -225,14 +252,3 @@ def _keep(largest: jax.Array, upper: jax.Array) -> jax.Array:
     matrix, and may not be much larger than the band's own.
     """
     return (largest <= 1.25 * upper).astype(largest.dtype)
-
-
-def _read(values: jax.Array, lower: jax.Array, upper: jax.Array, exact: bool) -> Reading:
-    smallest = jnp.min(values, axis=-1).astype(jnp.float32)
-    return empty_reading(smallest)._replace(
-        smallest=smallest,
-        largest=jnp.max(values, axis=-1).astype(jnp.float32),
-        clipped=jnp.sum((values < lower) | (values > upper), axis=-1, dtype=jnp.int32),
-        values=jnp.full_like(smallest, values.shape[-1], jnp.int32),
-        exact=jnp.full_like(smallest, int(exact), jnp.int32),
-    )

@@ -118,7 +118,7 @@ def test_each_device_decomposes_its_share_only(share, decompositions):
 # On accelerators a share of a stack is decomposed together; the route polar takes that way everywhere.
 @pytest.mark.parametrize("route", ["svd", "auto"])
 def test_shares_taken_together_are_the_same(route, monkeypatch):
-    monkeypatch.setitem(routes.ROUTES, "polar", routes.ROUTES[route])
+    monkeypatch.setattr(projection, "clip_by_products", routes.ROUTES[route])
     projection._clip_stacks.clear_cache()
     before, after = prescribed_stacks()
     clipped, reading = jax.jit(over_two_axes, static_argnames="method")(before, method="polar")
