@@ -1,4 +1,4 @@
-"""What training costs beside its steps: the input pipeline, and the loop with its checkpoints.
+"""What training costs beside its steps: the input pipeline, and the loop with its bar and checkpoints.
 
 python -m benchmarks loop    # five minutes on two cores
 python -m benchmarks loop --model convnet_8 --rounds 2
@@ -20,10 +20,7 @@ ROWS = {
         "the step without augmentation", "benchmarks.loop_rows:step", {"augment": False}, group="jax"
     ),
     "input": Row("input pipeline", "benchmarks.loop_rows:feed", {"augment": True}, group="jax"),
-    "evaluation": Row(
-        "evaluation, once an epoch", "benchmarks.loop_rows:evaluation", {"augment": True}, group="jax"
-    ),
-    "epoch": Row("a whole epoch of train", "benchmarks.loop_rows:epoch", {"augment": True}, group="jax"),
+    "loop": Row("the loop around it", "benchmarks.loop_rows:around", {"augment": True}, group="jax"),
 }
 
 

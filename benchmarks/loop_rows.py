@@ -1,17 +1,26 @@
-"""Parts of a training run: its bare step, its input pipeline, its evaluation, and whole epochs of it."""
+"""Parts of a training run: its bare step, its input pipeline, and the loop around them."""
 
+import contextlib
 import functools
+import io
 import itertools
 import json
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
+from unittest import mock
 
 import jax
 
 from benchmarks.workload import Task, Workload
 from svb_jax.training import TrainConfig, train
+from svb_jax.training.checkpoint import Checkpoints
+from svb_jax.training.progress import Display
 from svb_jax.training.session import Session
+from svb_jax.training.state import TrainState
+from svb_jax.training.step import Batch, Report
 
 EPOCHS = 2
 """Epochs of a run, of which the first is not counted: it compiles."""
@@ -45,26 +54,19 @@ def feed(task: Task) -> Workload:
     return Workload(run, facts={"steps": steps})
 
 
-def evaluation(task: Task) -> Workload:
-    """The evaluation that ends an epoch."""
-    session = _session(json.dumps(task))
-    state = session.engine.replicate(session.initial_state())
-    return Workload(
-        lambda _: session.evaluate(state.params, state.batch_stats),
-        facts={"steps": session.span.steps_per_epoch},
-    )
+def around(task: Task) -> Workload:
+    """All that ``train`` does in an epoch beside its steps and its evaluation.
 
-
-def epoch(task: Task) -> Workload:
-    """An epoch of ``train``: from its first step to the next epoch's, checkpoint and evaluation included."""
+    Each step is waited for, and so is the checkpoint: a run goes on meanwhile, so this is the most it can be.
+    """
     folder = Path(task["folder"])
 
     def run(run_dir: Path) -> float:
-        train(_config(task, run_dir))
-        # A run notes when each epoch's evaluation ends: from one to the next is all that an epoch takes.
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-        first, *_, last = [json.loads(line)["seconds"] for line in lines]
-        return (last - first) / (EPOCHS - 1)
+        parts = {"Session": _WatchedSession, "Checkpoints": _WaitingCheckpoints, "Display": _display_bar}
+        with mock.patch.multiple("svb_jax.training.loop", **parts):
+            train(_config(task, run_dir))
+        first, second = _WatchedSession.epochs
+        return (second.end - first.end) - (second.inside - first.inside)
 
     return Workload(
         run,
@@ -72,6 +74,54 @@ def epoch(task: Task) -> Workload:
         facts={"steps": _session(json.dumps(task)).span.steps_per_epoch},
         seconds=float,
     )
+
+
+class _Epoch(NamedTuple):
+    end: float
+    """When its evaluation ended."""
+    inside: float
+    """The seconds so far inside steps and evaluations."""
+
+
+class _WatchedSession(Session):
+    epochs: ClassVar[list[_Epoch]]
+    """Of the newest session."""
+
+    def __init__(self, config: TrainConfig):
+        super().__init__(config)
+        self._inside = 0.0
+        _WatchedSession.epochs = []
+
+    def step(self, state: TrainState, batch: Batch, stop: bool) -> tuple[TrainState, Report]:
+        with self._watch():
+            return jax.block_until_ready(super().step(state, batch, stop))
+
+    def evaluate(self, params: Any, batch_stats: Any) -> dict[str, float]:
+        with self._watch():
+            errors = super().evaluate(params, batch_stats)
+        self.epochs.append(_Epoch(time.perf_counter(), self._inside))
+        return errors
+
+    @contextlib.contextmanager
+    def _watch(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._inside += time.perf_counter() - begin
+
+
+class _WaitingCheckpoints(Checkpoints):
+    def save(self, state: TrainState, *, seconds: float, test_error: float | None) -> None:
+        super().save(state, seconds=seconds, test_error=test_error)
+        self.wait()
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def _display_bar(total_steps: int, steps_per_epoch: int) -> Display:
+    return Display(total_steps, steps_per_epoch, file=_Terminal())
 
 
 # Rows of the same run share it: compiling takes longer than all that is measured.

@@ -60,7 +60,7 @@ def parts_of_a_step(rows: Rows) -> dict[str, list[float]]:
     return {
         "input": [each["input"] / each["step"] for each in rounds],
         "augmentation": [1 - each["plain_step"] / each["step"] for each in rounds],
-        "loop": [(each["epoch"] - each["evaluation"]) / each["step"] - 1 for each in rounds],
+        "loop": [each["loop"] / each["step"] for each in rounds],
     }
 
 
@@ -270,7 +270,7 @@ def _loop_parts(parts: Mapping[str, tuple[float, float, float]]) -> str:
     labels = {
         "input": "input pipeline",
         "augmentation": "augmentation, inside the step",
-        "loop": "all that train adds to its steps and its evaluation",
+        "loop": "the loop around it: metrics, bar, a checkpoint an epoch",
     }
     lines = [
         [labels[name], percent(median), f"{percent(low)} … {percent(high)}"]

@@ -135,14 +135,13 @@ def test_what_a_run_adds_to_its_steps():
         "step": measured([1.0, 2.0], 1),
         "plain_step": measured([0.9, 2.0], 1),
         "input": measured([0.2, 0.8], 10),
-        "evaluation": measured([3.0, 3.0], 10),
-        "epoch": measured([13.5, 23.0], 10),
+        "loop": measured([0.5, 2.0], 10),
     }
     parts = tables.parts_of_a_step(rows)
     assert parts["input"] == pytest.approx([0.02, 0.04])
     assert parts["augmentation"] == pytest.approx([0.1, 0.0])
-    assert parts["loop"] == pytest.approx([0.05, 0.0])
-    assert tables.parts_of_a_step(rows | {"epoch": {"status": "too slow"}}) == {}
+    assert parts["loop"] == pytest.approx([0.05, 0.1])
+    assert tables.parts_of_a_step(rows | {"loop": {"status": "too slow"}}) == {}
 
 
 def test_shares_of_devices_are_looked_up_in_the_program():
@@ -227,10 +226,10 @@ def test_loop_in_its_smallest_form(tmp_path, capsys):
     rows = result["measured"]["rows"]
     assert {name: row["facts"]["steps"] for name, row in rows.items()} == {
         **{"step": 1, "plain_step": 1},
-        **{"input": 4, "evaluation": 4, "epoch": 4},  # 512 images in batches of 128
+        **{"input": 4, "loop": 4},  # 512 images in batches of 128
     }
     assert all(row["median"] > 0 for row in rows.values())
-    assert "all that train adds to its steps" in capsys.readouterr().out
+    assert "the loop around it: metrics" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -63,10 +63,19 @@ def test_a_resumed_stream_goes_on_where_it_stopped_whatever_the_workers(data_dir
     assert not multiprocessing.active_children()
 
 
-def test_hosts_share_every_batch(data_dir):
-    shares = [batches(data_dir, 4, process_index=index, process_count=2) for index in range(2)]
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_hosts_share_every_micro_batch(accumulate, data_dir):
+    shares = [
+        batches(data_dir, 4, process_index=index, process_count=2, accumulate=accumulate)
+        for index in range(2)
+    ]
+
+    def join(*parts):
+        pieces = [np.split(part, accumulate) for part in parts]
+        return np.concatenate([piece for micro_batch in zip(*pieces, strict=True) for piece in micro_batch])
+
     joined = [
-        {name: np.concatenate([first[name], second[name]]) for name in first}
+        {name: join(first[name], second[name]) for name in first}
         for first, second in zip(*shares, strict=True)
     ]
     assert_equal(joined, batches(data_dir, 4))
@@ -130,7 +139,7 @@ def test_first_restricts_training_to_the_first_as_stored(data_dir):
 
 @pytest.mark.parametrize(("index", "count"), [(0, 3), (2, 2), (-1, 2)])
 def test_hosts_that_do_not_fit_the_batch_are_refused(index, count, data_dir):
-    with pytest.raises(ValueError, match="make_stream needs a process_count that divides batch_size"):
+    with pytest.raises(ValueError, match="make_stream needs a batch_size that accumulate times"):
         batches(data_dir, 1, process_index=index, process_count=count)
 
 

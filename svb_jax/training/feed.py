@@ -99,20 +99,24 @@ class _Streamed:
         self.image_shape = (self._size, self._size, 3)
 
     def train(self, start_step: int) -> Generator[Batch]:
-        for images in self._stream("train", start_step):
-            yield Batch(*(self._rows(images[name], self._config.accumulate) for name in ("image", "label")))
+        accumulate = self._config.accumulate
+        for images in self._stream("train", accumulate, start_step):
+            yield Batch(*(self._rows(images[name], accumulate) for name in ("image", "label")))
 
     def test(self) -> Iterator[Batch]:
-        for images in self._stream("test", 0):
+        for images in self._stream("test"):
             yield Batch(*(self._rows(images[name], 1)[:, 0] for name in ("image", "label", "mask")))
 
-    def _stream(self, split: Literal["train", "test"], start_step: int) -> Iterator[dict[str, np.ndarray]]:
+    def _stream(
+        self, split: Literal["train", "test"], accumulate: int = 1, start_step: int = 0
+    ) -> Iterator[dict[str, np.ndarray]]:
         config = self._config
         stream = make_stream(
             config.dataset,
             config.data_dir,
             split=split,
             batch_size=config.batch_size,
+            accumulate=accumulate,
             seed=config.seed,
             start_step=start_step,
             process_index=jax.process_index(),

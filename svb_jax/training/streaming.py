@@ -33,6 +33,7 @@ def make_stream(
     *,
     split: Literal["train", "test"],
     batch_size: int,
+    accumulate: int = 1,
     seed: int = 0,
     start_step: int = 0,
     process_index: int = 0,
@@ -53,7 +54,8 @@ def make_stream(
       name: A data set that ``records.find_dataset`` finds, such as ``imagenet2012``.
       data_dir: The folder that holds it.
       split: ``train``, or ``test`` for one pass over the test images.
-      batch_size: Examples a step, over all hosts, who must divide it.
+      batch_size: Examples a step, over all hosts.
+      accumulate: Micro-batches in a batch, one after another; the hosts share each of them alike.
       seed: Names the order and the crops.
       start_step: The first batch, from 0: a resumed run passes the steps that it has done.
       process_index: This host's number.
@@ -70,14 +72,14 @@ def make_stream(
     Raises:
       FileNotFoundError: The data set is not in ``data_dir``; the message says how to get it.
     """
-    if batch_size % process_count or not 0 <= process_index < process_count:
+    if batch_size % (process_count * accumulate) or not 0 <= process_index < process_count:
         raise ValueError(
-            "make_stream needs a process_count that divides batch_size, and a process_index below it, "
-            f"got {process_count}, {batch_size} and {process_index}."
+            "make_stream needs a batch_size that accumulate times process_count divides, and a process_index "
+            f"below process_count, got {batch_size}, {accumulate}, {process_count} and {process_index}."
         )
     dataset = find_dataset(name, data_dir)
     share = batch_size // process_count
-    place = _Place(batch_size, share, process_index * share)
+    place = _Place(batch_size // accumulate, share // accumulate, process_index)
     if split == "train":
         count = _training_count(dataset, first)
         example: Callable[[int], Example] = _TrainExample(dataset, place, seed, count, image_size, augment)
@@ -102,16 +104,16 @@ def _copies(batches: grain.DatasetIterator[Batch]) -> Generator[Batch]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where this host's share lies within the global batches."""
+    """Where this host's share lies within the global micro-batches."""
 
-    batch_size: int
+    size: int
     share: int
-    offset: int
+    host: int
 
     def position(self, index: int) -> int:
         """Return where the ``index``-th example of this host stands in the global stream."""
-        step, within = divmod(index, self.share)
-        return step * self.batch_size + self.offset + within
+        number, within = divmod(index, self.share)
+        return number * self.size + self.host * self.share + within
 
 
 @dataclass(frozen=True)

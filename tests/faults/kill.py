@@ -13,6 +13,9 @@ from pathlib import Path
 from svb_jax.training.checkpoint import saved_steps
 from tests.faults.runs import assert_same_end, finish, finish_in_peace, start, wait_for_step
 
+MARGIN = 8
+"""Steps that a run may take before a kill that was due reaches it."""
+
 
 def survive_kills(peace: Path, kills: int, seed: int = 0, **options: object) -> None:
     """Kill a run so many times, let it finish, and check that its end is that of a run left in peace.
@@ -25,29 +28,30 @@ def survive_kills(peace: Path, kills: int, seed: int = 0, **options: object) -> 
     """
     killed = peace.parent / "killed"
     draw = random.Random(seed)
+    last = max(saved_steps(peace / "checkpoints"))
     for number in range(kills):
         process = start(killed, **options)
-        _wait_for_a_moment(process, killed, draw, any_time=number % 2 == 1)
+        # Its own part of the run for each kill, so that they reach from the beginning to the end.
+        _wait_for_a_moment(process, killed, draw, last * number // kills, last * (number + 1) // kills)
         if process.poll() is not None:
             raise RuntimeError(f"The run ended before kill {number + 1}:\n{finish(process)}")
         process.kill()
         process.communicate()
-        saved = saved_steps(killed / "checkpoints")
-        print(f"kill {number + 1}: steps {saved} are saved", flush=True)
+        newest = max(saved_steps(killed / "checkpoints"), default=None)
+        print(f"kill {number + 1}: the newest checkpoint is of step {newest} of {last}", flush=True)
     output = finish(start(killed, **options))
     assert "Continuing the run" in output
     assert_same_end(killed, peace)
 
 
 def _wait_for_a_moment(
-    process: subprocess.Popen[str], run_dir: Path, draw: random.Random, *, any_time: bool
+    process: subprocess.Popen[str], run_dir: Path, draw: random.Random, first: int, last: int
 ) -> None:
-    """Wait for some moment of start and restore, or for one between, or in the midst of, new checkpoints."""
-    if any_time:
+    """Wait for a moment between two steps of the run, or now and then for one of start and restore."""
+    if first > 0 and draw.random() < 0.25:
         time.sleep(draw.uniform(1, 6))
         return
-    newest = max(saved_steps(run_dir / "checkpoints"), default=0)
-    wait_for_step(process, run_dir, newest + draw.randint(1, 3))
+    wait_for_step(process, run_dir, draw.randint(first + 1, max(first + 1, last - MARGIN)))
     time.sleep(draw.uniform(0, 0.2))
 
 
