@@ -66,6 +66,25 @@ def train(task: Task) -> Workload:
     )
 
 
+def update(task: Task) -> Workload:
+    """The optimizer's part of a step alone, from gradients to new weights; its task is that of ``train``."""
+    _, state, _ = _loss(task)
+    tx = _optimizer(task["optimizer"])
+    grads = jax.tree.map(lambda leaf: 1e-3 * leaf, state.params)
+
+    def take(params: Any, opt_state: Any) -> tuple[Any, Any]:
+        updates, opt_state = tx.update(grads, opt_state, params, batch_stats=state.batch_stats)
+        return optax.apply_updates(params, updates), opt_state
+
+    opt_state = tx.init(state.params)
+    start = state.params, _on_the_eve(opt_state) if task.get("projects") else opt_state
+    compiled = jax.jit(take, donate_argnums=(0, 1)).lower(*start).compile()
+    return Workload(
+        run=lambda fresh: jax.block_until_ready(compiled(*fresh)),
+        fresh=lambda: jax.block_until_ready(jax.tree.map(jnp.copy, start)),
+    )
+
+
 def compile_train(task: Task) -> Workload:
     """Tracing and compiling the step of ``train``, from nothing."""
     step, state, batch = _training(task)

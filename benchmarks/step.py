@@ -41,6 +41,11 @@ STEPS = {
         "of PyTorch's: forward and backward", "benchmarks.torch_steps:gradients", group=TORCH
     ),
 }
+# The same three without the network: what they differ in is far less than the noise of a whole step.
+UPDATES = {
+    name: replace(STEPS[name], factory="benchmarks.jax_steps:update", group="updates")
+    for name in ("sgd", "off", "projecting")
+}
 COMPILING = {
     name: Row(label, "benchmarks.jax_steps:compile_train", {"optimizer": optimizer}, group="compile")
     for name, label, optimizer in (("sgd", "SGD", "sgd"), ("svb+bbn", "SVB+BBN", "svb+bbn"))
@@ -105,6 +110,8 @@ class Step(Options):
         rows = {name: row.given(**task).run_by(self.torch) for name, row in chosen.items()}
         measured = {"rows": measure(pool, rows, self.plan)}
         _check_equal(model, measured["rows"])
+        updates = {name: row.given(**task) for name, row in UPDATES.items()}
+        measured["updates"] = measure(pool, updates, replace(self.plan, seconds=0.2))
         if self.compile_rounds:
             compiling = {name: row.given(**task) for name, row in COMPILING.items()}
             measured["compiling"] = measure(pool, compiling, replace(self.plan, rounds=self.compile_rounds))

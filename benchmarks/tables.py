@@ -124,7 +124,11 @@ def _step(measured: dict[str, Any]) -> list[str]:
         sections.append(f"### {name}")
         header = ["step", "time", "spread", "to SGD", "middle half of rounds"]
         sections += [table(header, [_step_line(rows, row) for row in rows]), *reasons(rows)]
-        sections += [*_parts(rows), *_amortised(rows)]
+        sections += [
+            *_parts(rows),
+            *_updates(rows, network["updates"]),
+            *_amortised(rows, network["updates"]),
+        ]
         if "compiling" in network:
             sections.append(_compiling(network["compiling"]))
     if measured["convolutions"]:
@@ -168,13 +172,25 @@ def _parts(rows: Rows) -> list[str]:
     return [table(["plain step", "forward", "backward", "optimizer", "whole"], lines)] if lines else []
 
 
-def _amortised(rows: Rows) -> list[str]:
+def _updates(rows: Rows, updates: Rows) -> list[str]:
+    """Return what the optimizer does alone, and what the bounds add to it as a part of a whole step."""
+    if not all(is_measured(row) for row in (rows.get("sgd"), *updates.values())):
+        return []
+    step, plain = rows["sgd"]["median"], updates["sgd"]["median"]
+    lines = [
+        [row["label"], seconds(row["median"]), spread(row), percent((row["median"] - plain) / step, 3)]
+        for row in updates.values()
+    ]
+    return [table(["the optimizer's update alone", "time", "spread", "more, as a part of SGD's step"], lines)]
+
+
+def _amortised(rows: Rows, updates: Rows) -> list[str]:
     lines = []
-    for label, names in (
-        ("SVB+BBN", ("projecting", "off", "sgd")),
-        ("PyTorch, SVD per layer", ("torch_projecting", "torch_sgd", "torch_sgd")),
+    for label, parts, names in (
+        ("SVB+BBN", {**rows, **updates, "step": rows.get("sgd")}, ("projecting", "off", "step")),
+        ("PyTorch, SVD per layer", rows, ("torch_projecting", "torch_sgd", "torch_sgd")),
     ):
-        overheads = [amortised_overhead(rows, every, *names) for every in AMORTISED]
+        overheads = [amortised_overhead(parts, every, *names) for every in AMORTISED]
         if None not in overheads:
             lines.append([label, *(percent(value, 4) for value in overheads if value is not None)])
     if not lines:

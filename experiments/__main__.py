@@ -7,7 +7,6 @@ import difflib
 import importlib
 import logging
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +66,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     import tyro
 
     from svb_jax.training import CheckpointError, Diverged, Interrupted
+    from svb_jax.training.hosts import is_wrong_usage
 
     # Orbax logs every failure with a page of traceback; ours says it in a sentence.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -82,17 +82,11 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except ValueError as error:
-        # Ours are sentences about what was asked for; anyone else's is a fault, and keeps its traceback.
-        if not _is_ours(error):
+        # A fault keeps its traceback.
+        if not (is_wrong_usage(error) or is_wrong_usage(error, Path(__file__).parent)):
             raise
         print(error, file=sys.stderr)
         return 2
-
-
-def _is_ours(error: Exception) -> bool:
-    """Return whether an error was raised by this project, and not inside a library that it uses."""
-    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return raised_in.is_relative_to(Path(__file__).parents[1]) and "site-packages" not in raised_in.parts
 
 
 def _usage() -> str:

@@ -194,9 +194,13 @@ def test_projection_in_its_smallest_form(tmp_path, capsys):
 def test_step_in_its_smallest_form(tmp_path, capsys):
     options = ["--models", "mlp", "--width", "0.05", "--compile-rounds", "0", "--no-convolutions"]
     result = run(tmp_path, "step", *options, "--rows", "sgd", "off", "projecting")
-    measured = result["measured"]["networks"]["mlp"]["rows"]
-    assert {row["status"] for row in measured.values()} == {"measured"}
-    assert "every 391" in capsys.readouterr().out
+    measured = result["measured"]["networks"]["mlp"]
+    assert {row["status"] for row in (*measured["rows"].values(), *measured["updates"].values())} == {
+        "measured"
+    }
+    printed = capsys.readouterr().out
+    assert "the optimizer's update alone" in printed
+    assert "every 391" in printed
 
 
 def test_scaling_in_its_smallest_form(tmp_path, capsys):

@@ -4,8 +4,10 @@ import atexit
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
@@ -91,8 +93,21 @@ def leaving_on_failure(*shared: type[BaseException]) -> Iterator[None]:
     except BaseException as error:
         if jax.process_count() > 1:
             # Registered after JAX's own farewell, and so called before it.
-            atexit.register(_leave, 2 if isinstance(error, ValueError) else 1)
+            atexit.register(_leave, 2 if is_wrong_usage(error) else 1)
         raise
+
+
+def is_wrong_usage(error: BaseException, package: Path = Path(__file__).parents[1]) -> bool:
+    """Return whether an error is a package's own sentence about what it was asked for.
+
+    A ValueError that was raised inside a library is a fault, and no wrong usage.
+
+    Args:
+      error: One that was raised.
+      package: The folder of this package, or of another.
+    """
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return isinstance(error, ValueError) and raised_in.is_relative_to(package)
 
 
 @contextlib.contextmanager
