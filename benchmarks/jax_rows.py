@@ -48,17 +48,17 @@ def decompositions(task: Task) -> Workload:
 
 def svd_in_one_jit(task: Task) -> Workload:
     """``jnp.linalg.svd`` layer by layer, all layers in one jit."""
-    return _in_one_jit(task, functools.partial(jax.tree.map, _clip_by_svd(task["epsilon"])))
+    return _in_one_jit(task, functools.partial(jax.tree.map, clip_by_svd(task["epsilon"])))
 
 
 def svd_one_after_another(task: Task) -> Workload:
     """``jnp.linalg.svd`` layer by layer, each in a jit of its own that waits for the one before."""
-    return _layer_by_layer(task, jax.jit(_clip_by_svd(task["epsilon"])))
+    return _layer_by_layer(task, jax.jit(clip_by_svd(task["epsilon"])))
 
 
 def svd_eager(task: Task) -> Workload:
     """``jnp.linalg.svd`` layer by layer, without any jit."""
-    return _layer_by_layer(task, _clip_by_svd(task["epsilon"]))
+    return _layer_by_layer(task, clip_by_svd(task["epsilon"]))
 
 
 def muon(task: Task) -> Workload:
@@ -131,7 +131,9 @@ def _as_matrix(kernel: jax.Array) -> jax.Array:
     return kernel.reshape(-1, kernel.shape[-1])
 
 
-def _clip_by_svd(epsilon: float) -> Callable[[jax.Array], jax.Array]:
+def clip_by_svd(epsilon: float) -> Callable[[jax.Array], jax.Array]:
+    """Return the projection of a kernel as one would write it down."""
+
     def clip(kernel: jax.Array) -> jax.Array:
         u, s, vt = jnp.linalg.svd(_as_matrix(kernel), full_matrices=False)
         return matmul(u * jnp.clip(s, 1 / (1 + epsilon), 1 + epsilon), vt).reshape(kernel.shape)

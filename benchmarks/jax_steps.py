@@ -13,7 +13,7 @@ from flax import linen as nn
 from jax import lax
 
 import svb_jax
-from benchmarks.jax_rows import compiled_facts
+from benchmarks.jax_rows import clip_by_svd, compiled_facts
 from benchmarks.kernels import drifted_kernels
 from benchmarks.workload import Task, Workload
 from svb_jax import models
@@ -50,7 +50,7 @@ class SpectrallyNormalized(nn.Module):
 
 
 def train(task: Task) -> Workload:
-    """One step of training, as ``task["optimizer"]`` says: ``sgd``, ``svb+bbn`` or ``spectral_norm``.
+    """One step of training by ``task["optimizer"]``: ``sgd``, ``svb+bbn``, ``svd`` or ``spectral_norm``.
 
     With ``task["projects"]`` the step is one that projects. The very same program runs on other steps.
     """
@@ -88,10 +88,13 @@ def update(task: Task) -> Workload:
 def compile_train(task: Task) -> Workload:
     """Tracing and compiling the step of ``train``, from nothing."""
     step, state, batch = _training(task)
-    return Workload(
-        run=lambda _: jax.jit(step, donate_argnums=0).lower(state, batch).compile(),
-        fresh=jax.clear_caches,
-    )
+
+    def compile_step(_: None) -> jax.stages.Compiled:
+        return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
+
+    # A fusion is what XLA's CPU compiler makes a function of.
+    facts = {"fusions": (compile_step(None).as_text() or "").count(" fusion(")}
+    return Workload(compile_step, fresh=jax.clear_caches, facts=facts, is_warm=True)
 
 
 def forward(task: Task) -> Workload:
@@ -180,7 +183,23 @@ def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
     sgd = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9, nesterov=True))
     if name == "svb+bbn":
         return svb_jax.bbn(svb_jax.svb(sgd, epsilon=0.5, every=EVERY), epsilon=1.0, every=EVERY)
+    if name == "svd":
+        return optax.with_extra_args_support(optax.chain(sgd, _bounds_by_hand()))
     return optax.with_extra_args_support(sgd)
+
+
+def _bounds_by_hand() -> optax.GradientTransformation:
+    """Return SVB as one would write it down: a SVD for each layer, inside a conditional."""
+    clip = clip_by_svd(0.5)
+
+    def bound(updates: Any, params: Any) -> Any:
+        return jax.tree.map(lambda u, p: clip(p + u) - p if p.ndim > 1 else u, updates, params)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        is_due = (state + 1) % EVERY == 0
+        return lax.cond(is_due, bound, lambda updates, _: updates, updates, params), state + 1
+
+    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
 
 
 def _on_the_eve(opt_state: Any) -> Any:

@@ -48,7 +48,11 @@ UPDATES = {
 }
 COMPILING = {
     name: Row(label, "benchmarks.jax_steps:compile_train", {"optimizer": optimizer}, group="compile")
-    for name, label, optimizer in (("sgd", "SGD", "sgd"), ("svb+bbn", "SVB+BBN", "svb+bbn"))
+    for name, label, optimizer in (
+        ("sgd", "SGD", "sgd"),
+        ("svb+bbn", "SVB+BBN", "svb+bbn"),
+        ("svd", "SVB by hand, an SVD per layer", "svd"),
+    )
 }
 STAGES = ((32, 16), (16, 32), (8, 64))
 """Height and channels of the images in the three stages of these networks."""

@@ -204,8 +204,9 @@ def _compiling(rows: Rows) -> str:
     for name, result in rows.items():
         is_there = is_measured(result)
         cells = [seconds(result["median"]), spread(result)] if is_there else [result["status"], ABSENT]
-        lines.append([result["label"], *cells, times(ratio(rows, name, "sgd"))])
-    return table(["trace and compile", "time", "spread", "to SGD"], lines)
+        fusions = f"{result['facts']['fusions']:,}" if is_there else ABSENT
+        lines.append([result["label"], *cells, times(ratio(rows, name, "sgd")), fusions])
+    return table(["trace and compile", "time", "spread", "to SGD", "fusions"], lines)
 
 
 def _convolutions(rows: Rows) -> str:
