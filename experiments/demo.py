@@ -83,7 +83,7 @@ def print_comparison(runs: record.Runs) -> None:
     """Print the report's table, as far as a terminal has room for it."""
     console = Console()
     full = results_table(EXPERIMENT, runs)
-    shown = ("row", "test error %", "best epoch", "after a last projection", "time a run (x SGD)")
+    shown = ("row", "test error %", "best epoch", "after a last projection", "quickest run (x SGD)")
     table = Table(*shown)
     for cells in full.rows:
         by_name = dict(zip(full.header, cells, strict=True))

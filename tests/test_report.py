@@ -35,7 +35,7 @@ def write_run(root: Path, experiment: Experiment, row: str, seed: int, error: fl
         "best_test_error": error - 0.25,
         "test_error_projected": error + 1 if bounded else None,
         "test_error_top5": 5.0,
-        "seconds": 120.0 if bounded else 100.0,
+        "seconds": (120.0 if bounded else 100.0) + 30 * seed,
         "hardware": "1 x abacus",
         "jax": "1.2.3",
         "commit": "0123456789abcdef",
@@ -115,7 +115,7 @@ def test_table_compares_seed_by_seed_with_sgd(chapter):
     # Differences -5, -6, -7: mean -6, standard deviation 1.
     assert cells(table, "svb")["against SGD, paired"] == "-6.00 (-8.48 to -3.52); 3 of 3 better"
     assert cells(table, "sgd")["against SGD, paired"] == "-"
-    assert cells(table, "svb")["time a run (x SGD)"] == "2.0 min (1.20 x)"
+    assert cells(table, "svb")["quickest run (x SGD)"] == "2.0 min (1.20 x)"
 
 
 def test_markdown_has_scale_hardware_commit_and_warning(chapter):
