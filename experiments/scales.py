@@ -26,7 +26,7 @@ SMALL_DATA = {"imagenet2012": "cifar10"}
 SMOKE_WIDTHS: Mapping[str, float] = {
     "wrn_28_10_authors": 0.05,
     "wrn_28_16_authors": 0.03125,
-    "inception_resnet_cifar": 0.02,
+    "inception_resnet_cifar": 0.005,
 }
 
 
