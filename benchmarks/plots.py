@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.formatting import is_measured, seconds
-from benchmarks.tables import AMORTISED, amortised_overhead, parts_of_a_step
+from benchmarks.tables import AMORTISED, amortised_overhead, parts_of_a_step, with_updates
 
 OURS, YARDSTICK, PEER = "#2f6fd6", "#8a93a3", "#d98a3d"
 YARDSTICKS = ("squares", "decompositions", "floor", "muon")
@@ -74,8 +74,9 @@ def _step(measured: dict[str, Any]) -> Figure:
     left.set_xticks([place + 0.4 for place in range(len(networks))], list(networks))
     left.set(ylabel="seconds a step")
     _name_lines(left)
-    for name, rows in networks.items():
-        overheads = [amortised_overhead(rows, every, "projecting", "off", "sgd") for every in AMORTISED]
+    for name, network in measured["networks"].items():
+        rows = with_updates(network)
+        overheads = [amortised_overhead(rows, every, "projecting", "off", "step") for every in AMORTISED]
         if None not in overheads:
             # Rounding of the clock may make a small difference negative, which a logarithm cannot show.
             percents = [max(100 * value, 1e-5) for value in overheads if value is not None]

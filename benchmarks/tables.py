@@ -51,6 +51,11 @@ def amortised_overhead(rows: Rows, every: int, projecting: str, other: str, base
     return extra / every / rows[base]["median"]
 
 
+def with_updates(network: Mapping[str, Rows]) -> dict[str, Any]:
+    """Return a network's rows, updates alone in place of whole steps, and SGD's whole one as ``step``."""
+    return {**network["rows"], **network["updates"], "step": network["rows"].get("sgd")}
+
+
 def parts_of_a_step(rows: Rows) -> dict[str, list[float]]:
     """Return what a run's parts add to the bare step, as parts of it, round by round."""
     if not all(is_measured(row) for row in rows.values()):
@@ -124,11 +129,7 @@ def _step(measured: dict[str, Any]) -> list[str]:
         sections.append(f"### {name}")
         header = ["step", "time", "spread", "to SGD", "middle half of rounds"]
         sections += [table(header, [_step_line(rows, row) for row in rows]), *reasons(rows)]
-        sections += [
-            *_parts(rows),
-            *_updates(rows, network["updates"]),
-            *_amortised(rows, network["updates"]),
-        ]
+        sections += [*_parts(rows), *_updates(rows, network["updates"]), *_amortised(network)]
         if "compiling" in network:
             sections.append(_compiling(network["compiling"]))
     if measured["convolutions"]:
@@ -184,13 +185,13 @@ def _updates(rows: Rows, updates: Rows) -> list[str]:
     return [table(["the optimizer's update alone", "time", "spread", "more, as a part of SGD's step"], lines)]
 
 
-def _amortised(rows: Rows, updates: Rows) -> list[str]:
-    lines = []
-    for label, parts, names in (
-        ("SVB+BBN", {**rows, **updates, "step": rows.get("sgd")}, ("projecting", "off", "step")),
-        ("PyTorch, SVD per layer", rows, ("torch_projecting", "torch_sgd", "torch_sgd")),
+def _amortised(network: Mapping[str, Rows]) -> list[str]:
+    lines, rows = [], with_updates(network)
+    for label, names in (
+        ("SVB+BBN", ("projecting", "off", "step")),
+        ("PyTorch, SVD per layer", ("torch_projecting", "torch_sgd", "torch_sgd")),
     ):
-        overheads = [amortised_overhead(parts, every, *names) for every in AMORTISED]
+        overheads = [amortised_overhead(rows, every, *names) for every in AMORTISED]
         if None not in overheads:
             lines.append([label, *(percent(value, 4) for value in overheads if value is not None)])
     if not lines:

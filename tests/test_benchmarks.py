@@ -125,6 +125,11 @@ def test_overheads():
     assert tables.ratio(rows, "projecting", "sgd") == 3.0
     assert tables.ratio(rows, "lost", "sgd") is None
     assert tables.amortised_overhead(rows, 10, "projecting", "off", "sgd") == pytest.approx(0.2)
+    updates = {
+        name: {"seconds": [time], "median": time} for name, time in (("off", 0.1), ("projecting", 0.5))
+    }
+    network = tables.with_updates({"rows": rows, "updates": updates})
+    assert tables.amortised_overhead(network, 10, "projecting", "off", "step") == pytest.approx(0.02)
 
 
 def test_what_a_run_adds_to_its_steps():
