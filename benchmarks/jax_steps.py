@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from svb_jax.models import layers
 
 EVERY = 391
 """Steps between projections in the compiled step; its count of steps decides whether a call projects."""
+SVB_EPSILON, BBN_EPSILON = 0.5, 1.0
 
 
 class State(NamedTuple):
@@ -50,7 +52,9 @@ class SpectrallyNormalized(nn.Module):
 
 
 def train(task: Task) -> Workload:
-    """One step of training by ``task["optimizer"]``: ``sgd``, ``svb+bbn``, ``svd`` or ``spectral_norm``.
+    """One step of training by ``task["optimizer"]``.
+
+    That is ``sgd``, ``svb+bbn``, ``svb+bbn by svd``, ``by hand`` or ``spectral_norm``.
 
     With ``task["projects"]`` the step is one that projects. The very same program runs on other steps.
     """
@@ -92,8 +96,8 @@ def compile_train(task: Task) -> Workload:
     def compile_step(_: None) -> jax.stages.Compiled:
         return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
 
-    # A fusion is what XLA's CPU compiler makes a function of.
-    facts = {"fusions": (compile_step(None).as_text() or "").count(" fusion(")}
+    fusions = _fusions(compile_step(None).as_text() or "")
+    facts = {"fusions": len(fusions), "different_fusions": len(set(fusions))}
     return Workload(compile_step, fresh=jax.clear_caches, facts=facts, is_warm=True)
 
 
@@ -127,6 +131,21 @@ def convolution(task: Task) -> Workload:
         return _compiled(convolve, images, kernel)
     argument = {"input": 0, "kernel": 1}[task["part"]]
     return _compiled(functools.partial(pull_back, argument), images, kernel, jnp.ones_like(images))
+
+
+def _fusions(program: str) -> list[str]:
+    """Return what each fusion of a compiled program computes, with its values numbered instead of named.
+
+    XLA's CPU compiler makes a function of every fusion, and one for all that are equal.
+    """
+    bodies = dict(re.findall(r"^%(\S+) \(.*?\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL))
+
+    def numbered(name: str) -> str:
+        numbers: dict[str, str] = {}
+        body = re.sub(r", metadata=\{.*?\}", "", bodies[name])
+        return re.sub(r"%[\w.\-]+", lambda value: numbers.setdefault(value[0], f"%{len(numbers)}"), body)
+
+    return [numbered(name) for name in re.findall(r" fusion\(.*calls=%([\w.\-]+)", program)]
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Workload:
@@ -181,25 +200,42 @@ def _normalized_conv(*arguments: Any, **options: Any) -> nn.Module:
 
 def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
     sgd = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9, nesterov=True))
-    if name == "svb+bbn":
-        return svb_jax.bbn(svb_jax.svb(sgd, epsilon=0.5, every=EVERY), epsilon=1.0, every=EVERY)
-    if name == "svd":
-        return optax.with_extra_args_support(optax.chain(sgd, _bounds_by_hand()))
+    if name == "by hand":
+        return optax.chain(sgd, _bounds_by_hand())
+    if name.startswith("svb+bbn"):
+        method = "svd" if name.endswith("svd") else "auto"
+        bounded = svb_jax.svb(sgd, epsilon=SVB_EPSILON, every=EVERY, method=method)
+        return svb_jax.bbn(bounded, epsilon=BBN_EPSILON, every=EVERY)
     return optax.with_extra_args_support(sgd)
 
 
-def _bounds_by_hand() -> optax.GradientTransformation:
-    """Return SVB as one would write it down: a SVD for each layer, inside a conditional."""
-    clip = clip_by_svd(0.5)
+def _bounds_by_hand() -> optax.GradientTransformationExtraArgs:
+    """Return SVB and BBN as one would write them down: a SVD for each layer, inside a conditional."""
+    clip = clip_by_svd(SVB_EPSILON)
 
-    def bound(updates: Any, params: Any) -> Any:
-        return jax.tree.map(lambda u, p: clip(p + u) - p if p.ndim > 1 else u, updates, params)
+    def bound_leaf(path: Any, step: jax.Array, old: jax.Array, batch_stats: Any) -> jax.Array:
+        name, new = path[-1].key, old + step
+        if name == "kernel":
+            return clip(new) - old
+        if name != "scale":
+            return step
+        for key in path[:-1]:
+            batch_stats = batch_stats[key.key]
+        deviation = jnp.sqrt(batch_stats["var"] + 1e-5)
+        centre = jnp.mean(new / deviation) * deviation
+        return jnp.clip(new, centre / (1 + BBN_EPSILON), centre * (1 + BBN_EPSILON)) - old
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def bound(updates: Any, params: Any, batch_stats: Any) -> Any:
+        bound_one = functools.partial(bound_leaf, batch_stats=batch_stats)
+        return jax.tree_util.tree_map_with_path(bound_one, updates, params)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, batch_stats: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
         is_due = (state + 1) % EVERY == 0
-        return lax.cond(is_due, bound, lambda updates, _: updates, updates, params), state + 1
+        return lax.cond(is_due, bound, lambda updates, *_: updates, updates, params, batch_stats), state + 1
 
-    return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
+    return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
 
 
 def _on_the_eve(opt_state: Any) -> Any:

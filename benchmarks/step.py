@@ -51,7 +51,8 @@ COMPILING = {
     for name, label, optimizer in (
         ("sgd", "SGD", "sgd"),
         ("svb+bbn", "SVB+BBN", "svb+bbn"),
-        ("svd", "SVB by hand, an SVD per layer", "svd"),
+        ("svd", "SVB+BBN, by the route svd alone", "svb+bbn by svd"),
+        ("by_hand", "SVB and BBN by hand, an SVD per layer", "by hand"),
     )
 }
 STAGES = ((32, 16), (16, 32), (8, 64))

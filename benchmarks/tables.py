@@ -205,9 +205,11 @@ def _compiling(rows: Rows) -> str:
     for name, result in rows.items():
         is_there = is_measured(result)
         cells = [seconds(result["median"]), spread(result)] if is_there else [result["status"], ABSENT]
-        fusions = f"{result['facts']['fusions']:,}" if is_there else ABSENT
-        lines.append([result["label"], *cells, times(ratio(rows, name, "sgd")), fusions])
-    return table(["trace and compile", "time", "spread", "to SGD", "fusions"], lines)
+        counts = [
+            f"{result['facts'][kind]:,}" if is_there else ABSENT for kind in ("fusions", "different_fusions")
+        ]
+        lines.append([result["label"], *cells, times(ratio(rows, name, "sgd")), *counts])
+    return table(["trace and compile", "time", "spread", "to SGD", "fusions", "different ones"], lines)
 
 
 def _convolutions(rows: Rows) -> str:

@@ -64,27 +64,18 @@ def scale_leaves(
 def clip_scale_leaves(
     leaves: list[ScaleLeaf], values: list[jax.Array], epsilon: ArrayLike, kind: Kind, bn_epsilon: float
 ) -> tuple[list[jax.Array], ScaleReading]:
-    """Bound every layer's scales, and sum up what was seen.
-
-    Equal layers are bounded together: a network has many, and each would be compiled on its own.
-    """
-    groups: dict[Any, list[int]] = {}
-    for index, (leaf, value) in enumerate(zip(leaves, values, strict=True)):
-        kinds = jax.typeof(value), None if leaf.variance is None else jax.typeof(leaf.variance)
-        groups.setdefault(kinds, []).append(index)
-    bounded, readings = list(values), []
-    for group in groups.values():
-        variances = [v for index in group if kind == "bbn" and (v := leaves[index].variance) is not None]
-        scales = jnp.stack([values[index] for index in group])
-        scales, reading = clip_scales(
-            scales, jnp.stack(variances) if variances else None, epsilon, bn_epsilon
-        )
-        for index, scale in zip(group, scales, strict=True):
-            bounded[index] = scale
+    """Bound every layer's scales, and sum up what was seen."""
+    bounded, readings = [], []
+    for leaf, value in zip(leaves, values, strict=True):
+        variance = leaf.variance if kind == "bbn" else None
+        scale, reading = clip_scales(value, variance, epsilon, bn_epsilon)
+        bounded.append(scale)
         readings.append(reading)
-    return bounded, jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *readings)
+    return bounded, jax.tree.map(lambda *parts: jnp.sum(jnp.stack(parts), dtype=jnp.int32), *readings)
 
 
+# Traced once for equal layers, of which a network has many.
+@jax.jit
 def clip_scales(
     scale: jax.Array, variance: jax.Array | None, epsilon: ArrayLike, bn_epsilon: float
 ) -> tuple[jax.Array, ScaleReading]:

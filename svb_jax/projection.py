@@ -191,10 +191,7 @@ def _read_all(
         ends = (jnp.full_like(done.values[:, 0], end) for end in (lower, upper))
         parts.append((values, done.is_exact, *ends, _is_mine(length, share)))
     *seen, is_mine = (jnp.concatenate(part) for part in zip(*parts, strict=True))
-    readings = read(*seen)
-    nothing = empty_reading(readings.skipped)
-    readings = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), readings, nothing)
-    return add_reading(reading, readings)
+    return add_reading(reading, read(*seen), is_mine)
 
 
 def decompose_in_turn(
@@ -300,9 +297,8 @@ def _clip_share(
     nothing = empty_reading(is_mine)
     skipped = nothing._replace(skipped=jnp.ones_like(nothing.skipped))
     seen = jax.tree.map(lambda yes, no: jnp.where(is_finite, yes, no), seen, skipped)
-    seen = jax.tree.map(lambda ours, none: jnp.where(is_mine, ours, none), seen, nothing)
     matrices = jnp.where(is_clipped, clipped, matrices)
-    return lax.dynamic_update_slice_in_dim(stack, matrices, first, 0), add_reading(reading, seen)
+    return lax.dynamic_update_slice_in_dim(stack, matrices, first, 0), add_reading(reading, seen, is_mine)
 
 
 def _is_mine(length: int, share: Share | None) -> jax.Array:

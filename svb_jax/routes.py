@@ -63,8 +63,10 @@ def empty_reading(like: jax.Array) -> Reading:
     return Reading(smallest, largest, zero, zero, zero, zero)
 
 
-def add_reading(reading: Reading, seen: Reading) -> Reading:
-    """Return the sum of a reading and those of a batch of matrices."""
+def add_reading(reading: Reading, seen: Reading, is_counted: jax.Array) -> Reading:
+    """Return the sum of a reading and those of a batch of matrices, or of the ones that count."""
+    nothing = empty_reading(is_counted)
+    seen = jax.tree.map(lambda ours, none: jnp.where(is_counted, ours, none), seen, nothing)
     return Reading(
         jnp.minimum(reading.smallest, jnp.min(seen.smallest)),
         jnp.maximum(reading.largest, jnp.max(seen.largest)),
