@@ -96,7 +96,7 @@ def compile_train(task: Task) -> Workload:
     def compile_step(_: None) -> jax.stages.Compiled:
         return jax.jit(step, donate_argnums=0).lower(state, batch).compile()
 
-    fusions = _fusions(compile_step(None).as_text() or "")
+    fusions = list_fusions(compile_step(None).as_text() or "")
     facts = {"fusions": len(fusions), "different_fusions": len(set(fusions))}
     return Workload(compile_step, fresh=jax.clear_caches, facts=facts, is_warm=True)
 
@@ -133,7 +133,7 @@ def convolution(task: Task) -> Workload:
     return _compiled(functools.partial(pull_back, argument), images, kernel, jnp.ones_like(images))
 
 
-def _fusions(program: str) -> list[str]:
+def list_fusions(program: str) -> list[str]:
     """Return what each fusion of a compiled program computes, with its values numbered instead of named.
 
     XLA's CPU compiler makes a function of every fusion, and one for all that are equal.

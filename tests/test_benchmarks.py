@@ -161,6 +161,35 @@ def test_shares_of_devices_are_looked_up_in_the_program():
     assert device_rows.count_shares(params, 2, program[:60])["tables_in_program"] == 1
 
 
+def test_fusions_that_differ_in_their_names_alone_are_equal():
+    program = """HloModule step
+
+%first (x.1: f32[2]) -> f32[2] {
+  %x.1 = f32[2]{0} parameter(0)
+  ROOT %sum.1 = f32[2]{0} add(%x.1, %x.1), metadata={op_name="a/add"}
+}
+
+%second (x.2: f32[2]) -> f32[2] {
+  %x.2 = f32[2]{0} parameter(0)
+  ROOT %sum.2 = f32[2]{0} add(%x.2, %x.2), metadata={op_name="b/add"}
+}
+
+%third (x.3: f32[2]) -> f32[2] {
+  %x.3 = f32[2]{0} parameter(0)
+  ROOT %product.1 = f32[2]{0} multiply(%x.3, %x.3), metadata={op_name="b/mul"}
+}
+
+ENTRY %main (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0)
+  %b = f32[2]{0} fusion(%a), kind=kLoop, calls=%first, metadata={op_name="a/add"}
+  %c = f32[2]{0} fusion(%b), kind=kLoop, calls=%second
+  ROOT %d = f32[2]{0} fusion(%c), kind=kLoop, calls=%third
+}
+"""
+    first, second, third = jax_steps.list_fusions(program)
+    assert first == second != third
+
+
 def test_only_the_projecting_step_projects():
     task = {"model": "mlp", "width": 0.05, "batch": 2, "condition": 3.4, "optimizer": "svb+bbn"}
     ranges = {}
