@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jax
 import tyro
 
 from experiments import catalogue, record
@@ -79,5 +80,10 @@ def ensure_run(experiment: Experiment[Any], row: str, *, runs: Path, **settings:
         print(f"Running {experiment.name}/{row} in {config.run_dir}", file=sys.stderr)
         # Rows that differ in a number only are compiled once: epsilon enters the step as an argument.
         with cached_compilation(runs / "compilation_cache"):
-            experiment.train(config)
+            try:
+                experiment.train(config)
+            finally:
+                # On CPU a run's programs keep a thousand pieces of memory mapped, and Linux lets a process
+                # have 65,530: after some sixty runs the next one would crash.
+                jax.clear_caches()
     return record.read_run(config.run_dir)

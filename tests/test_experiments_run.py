@@ -88,6 +88,20 @@ def test_a_run_that_diverges_is_told_and_stops_no_other(calls, tmp_path):
     assert len(list(tmp_path.glob("results/table1/*"))) == 1
 
 
+def test_a_run_lets_go_of_what_it_compiled(monkeypatch, tmp_path):
+    step = jax.jit(lambda x: x + 1)
+
+    def train(config: TrainConfig) -> None:
+        step(1.0)
+        assert step._cache_size() == 1
+        write_run(config.run_dir.parents[3], table1.EXPERIMENT, "sgd", config.seed, 40.0)
+
+    stub = dataclasses.replace(table1.EXPERIMENT, train=train)
+    monkeypatch.setattr(catalogue, "EXPERIMENTS", {"table1": stub})
+    run(tmp_path, "table1/sgd")
+    assert step._cache_size() == 0
+
+
 def test_wrong_names_end_with_code_2(capsys):
     assert main(["run", "tabel1"]) == 2
     assert "did you mean 'table1'" in capsys.readouterr().err
