@@ -16,6 +16,10 @@ from svb_jax.training.loop import Diverged
 # Seconds of the embedded digits are a check that all works, not a result to keep.
 UNRECORDED_SCALE = "smoke"
 
+# One line for each piece of memory that this process has mapped, on Linux; its usual limit is 65,530.
+MAPPED = Path("/proc/self/maps")
+MOST_MAPPED = 20_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
@@ -71,6 +75,16 @@ class Run:
         return None
 
 
+def release_programs() -> None:
+    """Let go of all compiled programs before the process has more memory mapped than Linux lets it have.
+
+    On CPU each run's programs keep about a thousand pieces mapped, and a process that exceeds the limit
+    crashes; what the next run needs again it has to compile or load again, so this waits until it must.
+    """
+    if MAPPED.is_file() and len(MAPPED.read_bytes().splitlines()) > MOST_MAPPED:
+        jax.clear_caches()
+
+
 def ensure_run(experiment: Experiment[Any], row: str, *, runs: Path, **settings: Any) -> record.Record:
     """Run a row, or continue it, unless it is complete already; and read what came out."""
     config = experiment.configure(row, runs=runs, **settings)
@@ -83,7 +97,5 @@ def ensure_run(experiment: Experiment[Any], row: str, *, runs: Path, **settings:
             try:
                 experiment.train(config)
             finally:
-                # On CPU a run's programs keep a thousand pieces of memory mapped, and Linux lets a process
-                # have 65,530: after some sixty runs the next one would crash.
-                jax.clear_caches()
+                release_programs()
     return record.read_run(config.run_dir)

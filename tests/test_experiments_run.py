@@ -88,7 +88,8 @@ def test_a_run_that_diverges_is_told_and_stops_no_other(calls, tmp_path):
     assert len(list(tmp_path.glob("results/table1/*"))) == 1
 
 
-def test_a_run_lets_go_of_what_it_compiled(monkeypatch, tmp_path):
+@pytest.mark.parametrize("most_mapped, kept", [(0, 0), (10**9, 1)])
+def test_a_run_lets_go_of_compiled_programs_when_there_are_many(most_mapped, kept, monkeypatch, tmp_path):
     step = jax.jit(lambda x: x + 1)
 
     def train(config: TrainConfig) -> None:
@@ -97,9 +98,13 @@ def test_a_run_lets_go_of_what_it_compiled(monkeypatch, tmp_path):
         write_run(config.run_dir.parents[3], table1.EXPERIMENT, "sgd", config.seed, 40.0)
 
     stub = dataclasses.replace(table1.EXPERIMENT, train=train)
+    maps = tmp_path / "maps"
+    maps.write_text("00400000-00452000 r-xp\n" * 3)
     monkeypatch.setattr(catalogue, "EXPERIMENTS", {"table1": stub})
+    monkeypatch.setattr(runner, "MAPPED", maps)
+    monkeypatch.setattr(runner, "MOST_MAPPED", most_mapped)
     run(tmp_path, "table1/sgd")
-    assert step._cache_size() == 0
+    assert step._cache_size() == kept
 
 
 def test_wrong_names_end_with_code_2(capsys):

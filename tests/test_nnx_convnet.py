@@ -59,17 +59,17 @@ def copy_variables(variables, network):
     """Fill the NNX network with the Linen network's parameters and statistics."""
     params, stats = variables["params"], variables["batch_stats"]
     for number, (conv, norm) in enumerate(zip(network.convs, network.norms, strict=True), start=1):
-        conv.kernel.set_value(params[f"conv{number:02d}"]["kernel"])
+        conv.kernel[...] = params[f"conv{number:02d}"]["kernel"]
         for leaf, value in (params[f"bn{number:02d}"] | stats[f"bn{number:02d}"]).items():
-            getattr(norm, leaf).set_value(value)
-    network.head.kernel.set_value(params["head"]["kernel"])
+            getattr(norm, leaf)[...] = value
+    network.head.kernel[...] = params["head"]["kernel"]
 
 
 def test_outputs_and_statistics_are_those_of_the_linen_network():
     linen = models.make("convnet_8", width=0.25)
     images = jax.random.normal(jax.random.key(0), (4, 8, 8, 3))
     variables = jax.jit(linen.init)(jax.random.key(1, impl="unsafe_rbg"), images)
-    network = nnx.eval_shape(lambda: models.NNXConvNet(depth=1, width=0.25, rngs=nnx.Rngs(0)))
+    network = nnx.jit(lambda: models.NNXConvNet(depth=1, width=0.25, rngs=nnx.Rngs(0)))()
     copy_variables(variables, network)
     call = nnx.jit(lambda network, images: network(images))
 
