@@ -15,7 +15,7 @@ import svb_jax
 from benchmarks.kernels import load_kernels
 from benchmarks.workload import Task, Workload
 from svb_jax.projection import decompose_in_turn
-from svb_jax.routes import lower_square
+from svb_jax.routes import empty_reading, lower_square
 
 Params = dict[str, dict[str, jax.Array]]
 
@@ -41,7 +41,7 @@ def decompositions(task: Task) -> Workload:
 
     def decompose_all(params: Params) -> Any:
         stacks = [_as_matrix(kernel)[None] for kernel in jax.tree.leaves(params)]
-        return decompose_in_turn(stacks, [None] * len(stacks), jnp.zeros((), jnp.int32))
+        return decompose_in_turn(stacks, [None] * len(stacks), empty_reading(jnp.zeros(())))
 
     return _in_one_jit(task, decompose_all, is_projection=False)
 

@@ -4,9 +4,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from svb_jax.axes import clean_path, key_name, leaf_name, path_string
+from svb_jax.cutting import computed_zero, cut
+from svb_jax.sharing import replicate, shard_like
 
 Kind = Literal["bbn", "relative"]
 
@@ -64,48 +67,67 @@ def scale_leaves(
 def clip_scale_leaves(
     leaves: list[ScaleLeaf], values: list[jax.Array], epsilon: ArrayLike, kind: Kind, bn_epsilon: float
 ) -> tuple[list[jax.Array], ScaleReading]:
-    """Bound every layer's scales, and sum up what was seen."""
-    bounded, readings = [], []
-    for leaf, value in zip(leaves, values, strict=True):
-        variance = leaf.variance if kind == "bbn" else None
-        scale, reading = clip_scales(value, variance, epsilon, bn_epsilon)
-        bounded.append(scale)
-        readings.append(reading)
-    return bounded, jax.tree.map(lambda *parts: jnp.sum(jnp.stack(parts), dtype=jnp.int32), *readings)
+    """Bound every layer's scales, all at once, and sum up what was seen.
+
+    The last axis is the channels; leading axes, as ``nn.scan`` makes them, are layers of their own. All are
+    rows of one array, filled up with zeros: else a program would be compiled for each width.
+    """
+    layers = [_as_layers(value) for value in values]
+    widths = np.concatenate([np.full(len(layer), layer.shape[1]) for layer in layers])
+    compute = jnp.result_type(jnp.float32, *layers)
+    gamma = _as_rows(layers, compute)
+    std = jnp.ones_like(gamma)
+    if kind == "bbn":
+        variances = [_as_layers(leaf.variance) for leaf in leaves if leaf.variance is not None]
+        std = jnp.sqrt(_as_rows(variances, compute) + bn_epsilon)
+    bounded, reading = clip_scales(gamma, std, jnp.asarray(widths)[:, None], epsilon)
+    zero, stop, cuts = computed_zero(reading.skipped), 0, []
+    for value, layer in zip(values, layers, strict=True):
+        start, stop = stop, stop + len(layer)
+        rows = cut(bounded, start, stop, zero)[:, : layer.shape[1]]
+        scales = rows.reshape(value.shape).astype(jnp.promote_types(value.dtype, jnp.float32))
+        cuts.append(shard_like(scales, value))
+    return cuts, reading
 
 
-# Traced once for equal layers, of which a network has many.
-@jax.jit
 def clip_scales(
-    scale: jax.Array, variance: jax.Array | None, epsilon: ArrayLike, bn_epsilon: float
+    gamma: jax.Array, std: jax.Array, widths: jax.Array, epsilon: ArrayLike
 ) -> tuple[jax.Array, ScaleReading]:
-    r"""Bound a layer's scales around their mean.
+    r"""Bound each row of scales around its mean.
 
-    With :math:`\varsigma` the running standard deviation (one without variances) and
-    :math:`\alpha` the mean of :math:`\gamma/\varsigma`,
+    With :math:`\varsigma` the standard deviation and :math:`\alpha` the mean of :math:`\gamma/\varsigma`,
 
     .. math::
       \gamma \leftarrow \alpha\varsigma\operatorname{clip}\left(\frac{\gamma}{\alpha\varsigma},
       \frac{1}{1+\tilde\epsilon}, 1+\tilde\epsilon\right).
 
-    The last axis is the channels; leading axes, as ``nn.scan`` makes them, are layers of their own.
+    Args:
+      gamma: a layer's scales a row, then zeros.
+      std: their standard deviations.
+      widths: how many scales there are in each row.
+      epsilon: the band around the mean.
     """
-    gamma = scale.astype(jnp.promote_types(scale.dtype, jnp.float32))
-    std = jnp.ones_like(gamma) if variance is None else jnp.sqrt(variance.astype(gamma.dtype) + bn_epsilon)
     ratio = gamma / std
-    alpha = jnp.mean(ratio, axis=-1, keepdims=True)
+    alpha = jnp.sum(ratio, axis=-1, keepdims=True) / widths
     # Around a mean that is not positive the two bounds would change places and flip every sign.
     is_sound = jnp.isfinite(alpha) & (alpha > 0)
     bound = 1 + jnp.asarray(epsilon, gamma.dtype)
     relative = ratio / jnp.where(is_sound, alpha, 1)
     is_clipped = is_sound & ((relative > bound) | (relative < 1 / bound))
+    is_clipped &= jnp.arange(gamma.shape[-1]) < widths
     bounded = jnp.where(is_clipped, alpha * std * jnp.clip(relative, 1 / bound, bound), gamma)
-    reading = ScaleReading(
-        jnp.sum(is_clipped, dtype=jnp.int32),
-        jnp.asarray(gamma.size, jnp.int32),
-        jnp.sum(~is_sound, dtype=jnp.int32),
-    )
-    return bounded, reading
+    clipped, skipped = jnp.sum(is_clipped, dtype=jnp.int32), jnp.sum(~is_sound, dtype=jnp.int32)
+    return bounded, ScaleReading(clipped, jnp.sum(widths, dtype=jnp.int32), skipped)
+
+
+def _as_layers(scales: jax.Array) -> jax.Array:
+    return replicate(scales).reshape(-1, scales.shape[-1])
+
+
+def _as_rows(layers: list[jax.Array], compute: DTypeLike) -> jax.Array:
+    widest = max(layer.shape[1] for layer in layers)
+    filled = [jnp.pad(layer.astype(compute), ((0, 0), (0, widest - layer.shape[1]))) for layer in layers]
+    return jnp.concatenate(filled)
 
 
 def _owner(path: tuple[Any, ...]) -> str:

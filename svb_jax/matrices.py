@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from svb_jax import axes as axes_lib
 from svb_jax.axes import MatrixAxes, path_string
+from svb_jax.cutting import cut
 
 DimensionNumbers = Any | Callable[[Any], Any] | None
 
@@ -98,18 +99,17 @@ def stack_by_shape(leaves: list[MatrixLeaf], values: list[jax.Array]) -> dict[An
     groups = {key: [] for key in map(_stack_key, leaves)}
     for leaf, value in zip(leaves, values, strict=True):
         groups[_stack_key(leaf)].append(leaf.to_matrices(value.astype(leaf.compute_dtype)))
-    return {key: stacks[0] if len(stacks) == 1 else jnp.concatenate(stacks) for key, stacks in groups.items()}
+    return {key: _concatenated(stacks) for key, stacks in groups.items()}
 
 
-def unstack(leaves: list[MatrixLeaf], stacks: dict[Any, jax.Array]) -> list[jax.Array]:
-    """Return the leaves' values that ``stack_by_shape`` would stack so."""
+def unstack(leaves: list[MatrixLeaf], stacks: dict[Any, jax.Array], zero: ArrayLike) -> list[jax.Array]:
+    """Return the leaves' values that ``stack_by_shape`` would stack so; :func:`cut` explains ``zero``."""
     taken = dict.fromkeys(stacks, 0)
     values = []
     for leaf in leaves:
         key = _stack_key(leaf)
-        start = taken[key]
-        taken[key] = start + leaf.count
-        values.append(leaf.from_matrices(stacks[key][start : start + leaf.count]))
+        start, taken[key] = taken[key], taken[key] + leaf.count
+        values.append(leaf.from_matrices(cut(stacks[key], start, taken[key], zero)))
     return values
 
 
@@ -120,6 +120,13 @@ def matrices_by_path(params: Any, dimension_numbers: DimensionNumbers = None) ->
         leaf.path: leaf.to_matrices(jnp.asarray(values[leaf.index], leaf.compute_dtype))
         for leaf in matrix_leaves(params, dimension_numbers)
     }
+
+
+def _concatenated(stacks: list[jax.Array]) -> jax.Array:
+    if len(stacks) == 1:
+        return stacks[0]
+    # As one row of numbers, which XLA does not copy once more where it is made part of a longer one.
+    return jnp.concatenate([stack.reshape(-1) for stack in stacks]).reshape(-1, *stacks[0].shape[1:])
 
 
 def _stack_key(leaf: MatrixLeaf) -> Any:

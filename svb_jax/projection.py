@@ -17,6 +17,8 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_band, check_choice
+from svb_jax.cutting import take
+from svb_jax.pooling import Pool, make_pools
 from svb_jax.routes import (
     ROUTES,
     Clipped,
@@ -29,11 +31,10 @@ from svb_jax.routes import (
     decompose,
     empty_reading,
     lower_square,
-    read,
 )
 
 Band = tuple[ArrayLike, ArrayLike]
-Together = Callable[[jax.Array, ArrayLike, ArrayLike], tuple[jax.Array, Reading]]
+Together = Callable[[jax.Array, ArrayLike, ArrayLike], Clipped]
 Carry = TypeVar("Carry")
 
 
@@ -147,57 +148,72 @@ def _clip_stacks(
 def _clip_in_turn(
     route: Route, stacks: list[jax.Array], bands: list[Band], shares: list[Share | None], reading: Reading
 ) -> tuple[list[jax.Array], Reading]:
-    decomposed: Sequence[Decomposition | None] = [None] * len(stacks)
-    last = reading.skipped
+    clipped = list(stacks)
+    pools = make_pools(stacks)
+    large = sorted({*range(len(stacks))}.difference(*(pool.members for pool in pools)))
+    decomposed: Sequence[Decomposition | None] = [None] * len(large)
     if route.is_by_square:
-        decomposed, last = decompose_in_turn(stacks, shares, last)
-    clipped = []
-    for stack, band, gram, share in zip(stacks, bands, decomposed, shares, strict=True):
+        decomposed, reading = decompose_in_turn(
+            [stacks[index] for index in large], [shares[index] for index in large], reading
+        )
+    for index, gram in zip(large, decomposed, strict=True):
         # The smallest part on which all work of the route waits for the stack before.
         if gram is None:
-            stack = jnp.where(_is_over(last), stack, 0)
+            stack = _after(reading, stacks[index])
         else:
-            gram = gram._replace(eigenvalues=jnp.where(_is_over(last), gram.eigenvalues, jnp.nan))
-        done = _clip_one_by_one(route, stack, band, gram, share)
-        last = done.values[-1, -1]
-        clipped.append(done)
-    return [done.matrix for done in clipped], _read_all(clipped, bands, shares, reading)
+            stack, gram = stacks[index], gram._replace(eigenvalues=_after(reading, gram.eigenvalues))
+        done = _clip_one_by_one(route, Clipped(stack, reading), bands[index], gram, shares[index])
+        clipped[index], reading = done
+    for pool in pools:
+        results, reading = _clip_pool(route, pool, stacks, bands, shares, reading)
+        for member, result in zip(pool.members, results, strict=True):
+            clipped[member] = result
+    return clipped, reading
 
 
 def _clip_one_by_one(
-    route: Route, stack: jax.Array, band: Band, decomposed: Decomposition | None, share: Share | None
+    route: Route, stack: Clipped, band: Band, decomposed: Decomposition | None, share: Share | None
 ) -> Clipped:
-    def clip_next(index: ArrayLike, carry: Clipped) -> Clipped:
-        gram = jax.tree.map(lambda of_stack: _take(of_stack, index), decomposed)
-        clipped = route.clip(_take(carry.matrix, index), gram, *band)
-        return jax.tree.map(lambda all_of, one: _put(all_of, one, index), carry, clipped)
+    def clip_next(index: ArrayLike, done: Clipped) -> Clipped:
+        gram = jax.tree.map(lambda of_stack: take(of_stack, index), decomposed)
+        matrix, seen = route.clip(take(done.matrix, index), gram, *band, padding=0)
+        return Clipped(_put(done.matrix, matrix, index), add_reading(done.reading, seen))
 
-    columns = stack[:, : min(stack.shape[1:]), 0]
-    nothing = Clipped(stack, jnp.full_like(columns, jnp.nan), jnp.zeros_like(columns[:, 0], jnp.int32))
-    return _in_turn(clip_next, nothing, len(stack), share)
+    return _in_turn(clip_next, stack, len(stack.matrix), share)
 
 
-def _read_all(
-    clipped: list[Clipped], bands: list[Band], shares: list[Share | None], reading: Reading
-) -> Reading:
-    """Add all stacks to a reading at once: what is done for each of them is also compiled for each."""
-    if not clipped:
-        return reading
-    widest = max(done.values.shape[1] for done in clipped)
-    parts = []
-    for done, (lower, upper), share in zip(clipped, bands, shares, strict=True):
-        length, width = done.values.shape
-        values = jnp.pad(done.values, ((0, 0), (0, widest - width)), constant_values=jnp.nan)
-        ends = (jnp.full_like(done.values[:, 0], end) for end in (lower, upper))
-        parts.append((values, done.is_exact, *ends, _is_mine(length, share)))
-    *seen, is_mine = (jnp.concatenate(part) for part in zip(*parts, strict=True))
-    return add_reading(reading, read(*seen), is_mine)
+def _clip_pool(
+    route: Route,
+    pool: Pool,
+    stacks: list[jax.Array],
+    bands: list[Band],
+    shares: list[Share | None],
+    reading: Reading,
+) -> tuple[list[jax.Array], Reading]:
+    members = [(stacks[index], bands[index], shares[index]) for index in pool.members]
+    lower, upper = (
+        jnp.concatenate([jnp.full(len(stack), band[end]) for stack, band, _ in members]) for end in (0, 1)
+    )
+    order, count = None, pool.count
+    if shares[pool.members[0]] is not None:
+        is_mine = jnp.concatenate([_is_mine(len(stack), share) for stack, _, share in members])
+        order, count = jnp.argsort(~is_mine), jnp.sum(is_mine)
+
+    def clip_next(turn: ArrayLike, done: Clipped) -> Clipped:
+        index = turn if order is None else take(order, turn)
+        padding = pool.window[1] - pool.short_side(index)
+        window, seen = route(pool.take(done.matrix, index), take(lower, index), take(upper, index), padding)
+        return Clipped(pool.put(done.matrix, window, index), add_reading(done.reading, seen))
+
+    numbers = _after(reading, pool.gather([stack for stack, _, _ in members]))
+    numbers, reading = lax.fori_loop(0, count, clip_next, Clipped(numbers, reading))
+    return pool.scatter(numbers), reading
 
 
 def decompose_in_turn(
-    stacks: list[jax.Array], shares: list[Share | None], last: jax.Array
-) -> tuple[list[Decomposition], jax.Array]:
-    """Return the decompositions of all squares, and a number that is known only after them.
+    stacks: list[jax.Array], shares: list[Share | None], reading: Reading
+) -> tuple[list[Decomposition], Reading]:
+    """Return the decompositions of all squares, and the same reading, known only after them.
 
     First all squares, then all decompositions: OpenBLAS's threads go on spinning for some 30 ms after each,
     which a product that came next would pay for.
@@ -205,9 +221,9 @@ def decompose_in_turn(
     Args:
       stacks: the matrices.
       shares: which of them.
-      last: what must be known before any of it begins.
+      reading: what must be known before any of it begins.
     """
-    squares = []
+    squares, last = [], reading.skipped
     for stack, share in zip(stacks, shares, strict=True):
         short = min(stack.shape[1:])
         square_next = functools.partial(_square_next, stack)
@@ -219,14 +235,14 @@ def decompose_in_turn(
         nothing = Decomposition(jnp.zeros_like(squared[:, 0]), squared)
         found, last = _in_turn(_decompose_next, (nothing, last), len(squared), share)
         decomposed.append(found)
-    return decomposed, last
+    return decomposed, reading._replace(skipped=jnp.where(_is_over(last), reading.skipped, last))
 
 
 def _square_next(
     stack: jax.Array, index: ArrayLike, carry: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     squares, spoilt = carry
-    squared = lower_square(_take(stack, index), zero=jnp.where(_is_over(spoilt), 0, 1))
+    squared = lower_square(take(stack, index), zero=jnp.where(_is_over(spoilt), 0, 1))
     return _put(squares, squared, index), spoilt + jnp.isnan(squared[-1, -1])
 
 
@@ -235,13 +251,9 @@ def _decompose_next(
 ) -> tuple[Decomposition, jax.Array]:
     # The vectors take the place of the squares, which are needed no more.
     decomposed, spoilt = carry
-    found = decompose(jnp.where(_is_over(spoilt), _take(decomposed.vectors, index), 0))
+    found = decompose(jnp.where(_is_over(spoilt), take(decomposed.vectors, index), 0))
     spoilt += jnp.isnan(found.eigenvalues[0])
     return jax.tree.map(lambda all_of, one: _put(all_of, one, index), decomposed, found), spoilt
-
-
-def _take(stack: jax.Array, index: ArrayLike) -> jax.Array:
-    return lax.dynamic_index_in_dim(stack, index, keepdims=False, allow_negative_indices=False)
 
 
 def _put(stack: jax.Array, matrix: jax.Array, index: ArrayLike) -> jax.Array:
@@ -255,6 +267,11 @@ def _is_over(last: jax.Array) -> jax.Array:
     before keeps two decompositions from running at once.
     """
     return ~(last < 0)
+
+
+def _after(reading: Reading, array: jax.Array) -> jax.Array:
+    """Return the array, but only when all has run that went into a reading."""
+    return jnp.where(_is_over(reading.skipped), array, 0)
 
 
 def _in_turn(

@@ -40,17 +40,10 @@ class Reading(NamedTuple):
 
 
 class Clipped(NamedTuple):
-    """A matrix, or a batch, after a route took it.
-
-    Attributes:
-      matrix: its singular values in the band, or as it was if it is not finite.
-      values: what they were before; NaN where it was left as it was.
-      is_exact: 1 where it took the exact route, else 0.
-    """
+    """A matrix, or a batch, after a route took it, and a reading of each."""
 
     matrix: jax.Array
-    values: jax.Array
-    is_exact: jax.Array
+    reading: Reading
 
 
 def empty_reading(like: jax.Array) -> Reading:
@@ -63,9 +56,9 @@ def empty_reading(like: jax.Array) -> Reading:
     return Reading(smallest, largest, zero, zero, zero, zero)
 
 
-def add_reading(reading: Reading, seen: Reading, is_counted: jax.Array) -> Reading:
-    """Return the sum of a reading and those of a batch of matrices, or of the ones that count."""
-    nothing = empty_reading(is_counted)
+def add_reading(reading: Reading, seen: Reading, is_counted: ArrayLike = True) -> Reading:
+    """Return the sum of a reading and that of a matrix, or of those in a batch that count."""
+    nothing = empty_reading(seen.values)
     seen = jax.tree.map(lambda ours, none: jnp.where(is_counted, ours, none), seen, nothing)
     return Reading(
         jnp.minimum(reading.smallest, jnp.min(seen.smallest)),
@@ -85,14 +78,18 @@ class Decomposition(NamedTuple):
         """Return the singular values."""
         return jnp.sqrt(jnp.maximum(self.eigenvalues, 0))
 
-    def is_conditioned(self, limit: float) -> jax.Array:
+    def smallest(self, padding: ArrayLike) -> jax.Array:
+        """Return the smallest eigenvalue that is not one of ``padding``, of which there are so many zeros."""
+        return lax.dynamic_index_in_dim(self.eigenvalues, padding, axis=-1, keepdims=False)
+
+    def is_conditioned(self, limit: float, padding: ArrayLike) -> jax.Array:
         """Return whether the condition number is below ``limit`` and the square kept its digits."""
         limits = jnp.finfo(self.eigenvalues.dtype)
-        smallest, largest = self.eigenvalues[..., 0], self.eigenvalues[..., -1]
+        smallest, largest = self.smallest(padding), self.eigenvalues[..., -1]
         is_scaled_well = (largest > limits.tiny / limits.eps**2) & (largest < limits.max * limits.eps)
         return jnp.all(is_scaled_well & (smallest * limit**2 >= largest))
 
-    def clip(self, matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+    def clip(self, matrix: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike) -> jax.Array:
         """Return the matrix with its singular values in the band, vanished ones as they are."""
         limits = jnp.finfo(matrix.dtype)
         largest = self.values[..., -1:]
@@ -107,7 +104,8 @@ class Decomposition(NamedTuple):
             changed = matmul(matrix, change) if _is_tall(matrix) else matmul(change, matrix)
             return keep[..., None] * matrix + changed
 
-        is_outside = (self.values[..., 0] < lower) | (largest[..., 0] > upper)
+        smallest = jnp.sqrt(jnp.maximum(self.smallest(padding), 0))
+        is_outside = (smallest < lower) | (largest[..., 0] > upper)
         return lax.cond(jnp.any(is_outside), apply, lambda matrix: matrix, matrix)
 
 
@@ -147,58 +145,76 @@ class Route(NamedTuple):
     """How matrices are clipped.
 
     Attributes:
-      clip: from matrices, their decomposition and the band's two ends to the clipped matrices.
+      clip: from matrices, their decomposition, the band's two ends and how many rows or columns of the short
+        side are zeros that fill the matrix up, to the clipped matrices.
       is_by_square: whether it takes a decomposition at all.
     """
 
     clip: Callable[..., Clipped]
     is_by_square: bool
 
-    def __call__(self, matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> tuple[jax.Array, Reading]:
-        """Return the clipped matrices, decomposed here, and a reading of each."""
+    def __call__(
+        self, matrix: jax.Array, lower: ArrayLike, upper: ArrayLike, padding: ArrayLike = 0
+    ) -> Clipped:
+        """Return the clipped matrices, decomposed here."""
         decomposed = decompose(square(matrix)) if self.is_by_square else None
-        clipped = self.clip(matrix, decomposed, lower, upper)
-        return clipped.matrix, read(clipped.values, clipped.is_exact, lower, upper)
+        return self.clip(matrix, decomposed, lower, upper, padding)
 
 
-def read(values: jax.Array, is_exact: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Reading:
-    """Return a reading of each matrix: of its values that are not NaN, and skipped where the first one is."""
-    is_known = ~jnp.isnan(values)
-    is_outside = (values < jnp.asarray(lower)[..., None]) | (values > jnp.asarray(upper)[..., None])
+def read(
+    values: jax.Array, lower: ArrayLike, upper: ArrayLike, padding: ArrayLike, *, is_exact: bool
+) -> Reading:
+    """Return a reading of each matrix from its singular values, rising, the first of them padding's."""
+    is_outside = (values < lower) | (values > upper)
+    clipped = jnp.sum(is_outside & (jnp.arange(values.shape[-1]) >= padding), axis=-1, dtype=jnp.int32)
+    nothing = jnp.zeros_like(clipped)
     return Reading(
-        jnp.min(jnp.where(is_known, values, jnp.inf), axis=-1).astype(jnp.float32),
-        jnp.max(jnp.where(is_known, values, -jnp.inf), axis=-1).astype(jnp.float32),
-        jnp.sum(is_outside, axis=-1, dtype=jnp.int32),
-        jnp.sum(is_known, axis=-1, dtype=jnp.int32),
-        is_exact,
-        (~is_known[..., 0]).astype(jnp.int32),
+        lax.dynamic_index_in_dim(values, padding, axis=-1, keepdims=False).astype(jnp.float32),
+        values[..., -1].astype(jnp.float32),
+        clipped,
+        nothing + (values.shape[-1] - padding),
+        nothing + int(is_exact),
+        nothing,
     )
 
 
-def clip_by_products(matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> tuple[jax.Array, Reading]:
-    """Return matrices clipped by the route ``polar``, and a reading of each: it never knows their values."""
+def clip_by_products(matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Clipped:
+    """Return matrices clipped by the route ``polar``, whose reading never knows their values."""
     clipped, num_clipped = clip_by_polar(matrix, jnp.asarray(lower), jnp.asarray(upper))
     unknown = jnp.full_like(num_clipped, jnp.nan, jnp.float32)
     reading = empty_reading(num_clipped)._replace(smallest=unknown, largest=unknown, clipped=num_clipped)
-    return clipped, reading._replace(values=jnp.full_like(num_clipped, min(matrix.shape[-2:])))
+    return Clipped(clipped, reading._replace(values=jnp.full_like(num_clipped, min(matrix.shape[-2:]))))
 
 
-def _by_svd(matrix: jax.Array, _: None, lower: jax.Array, upper: jax.Array) -> Clipped:
+def _by_svd(
+    matrix: jax.Array, _: Decomposition | None, lower: jax.Array, upper: jax.Array, padding: ArrayLike
+) -> Clipped:
     return lax.cond(
-        jnp.all(jnp.isfinite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), _leave, matrix
+        jnp.all(jnp.isfinite(matrix)),
+        lambda matrix: _clip_by_svd(matrix, lower, upper, padding),
+        _leave,
+        matrix,
     )
 
 
-def _by_gram(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array) -> Clipped:
-    is_finite = jnp.all(jnp.isfinite(gram.eigenvalues))
-    return lax.cond(is_finite, lambda matrix: _clip_by_gram(matrix, gram, lower, upper), _leave, matrix)
-
-
-def _by_auto(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array) -> Clipped:
+def _by_gram(
+    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
+) -> Clipped:
     return lax.cond(
-        gram.is_conditioned(TWO_PASS_CONDITION),
-        lambda matrix: _clip_by_gram(matrix, gram, lower, upper),
-        lambda matrix: _by_svd(matrix, None, lower, upper),
+        jnp.all(jnp.isfinite(gram.eigenvalues)),
+        lambda matrix: _clip_by_gram(matrix, gram, lower, upper, padding),
+        _leave,
+        matrix,
+    )
+
+
+def _by_auto(
+    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
+) -> Clipped:
+    return lax.cond(
+        gram.is_conditioned(TWO_PASS_CONDITION, padding),
+        lambda matrix: _clip_by_gram(matrix, gram, lower, upper, padding),
+        lambda matrix: _by_svd(matrix, None, lower, upper, padding),
         matrix,
     )
 
@@ -211,16 +227,17 @@ ROUTES: dict[str, Route] = {
 
 
 def _leave(matrix: jax.Array) -> Clipped:
-    short = matrix[..., 0, :] if _is_tall(matrix) else matrix[..., 0]
-    return Clipped(matrix, jnp.full_like(short, jnp.nan), jnp.zeros_like(short[..., 0], jnp.int32))
+    nothing = empty_reading(matrix[..., 0, 0])
+    return Clipped(matrix, nothing._replace(skipped=jnp.ones_like(nothing.skipped)))
 
 
-def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
+def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike) -> Clipped:
     u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
     u, vt = _orthonormal(u), jnp.swapaxes(_orthonormal(jnp.swapaxes(vt, -2, -1)), -2, -1)
-    keep = _keep(jnp.max(s, axis=-1, keepdims=True), upper)
+    keep = _keep(s[..., :1], upper)
     change = matmul(u * (jnp.clip(s, lower, upper) - keep * s)[..., None, :], vt)
-    return Clipped(keep[..., None] * matrix + change, s, jnp.ones_like(s[..., 0], jnp.int32))
+    reading = read(s[..., ::-1], lower, upper, padding, is_exact=True)
+    return Clipped(keep[..., None] * matrix + change, reading)
 
 
 def _orthonormal(columns: jax.Array) -> jax.Array:
@@ -233,14 +250,16 @@ def _orthonormal(columns: jax.Array) -> jax.Array:
     return columns + matmul(columns, (jnp.eye(gram.shape[-1], dtype=gram.dtype) - gram) / 2)
 
 
-def _clip_by_gram(matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array) -> Clipped:
+def _clip_by_gram(
+    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
+) -> Clipped:
     clipped = lax.cond(
-        gram.is_conditioned(ONE_PASS_CONDITION),
+        gram.is_conditioned(ONE_PASS_CONDITION, padding),
         lambda clipped: clipped,
-        lambda clipped: decompose(square(clipped)).clip(clipped, lower, upper),
-        gram.clip(matrix, lower, upper),
+        lambda clipped: decompose(square(clipped)).clip(clipped, lower, upper, padding),
+        gram.clip(matrix, lower, upper, padding),
     )
-    return Clipped(clipped, gram.values, jnp.zeros_like(gram.values[..., 0], jnp.int32))
+    return Clipped(clipped, read(gram.values, lower, upper, padding, is_exact=False))
 
 
 def _is_tall(matrix: jax.Array) -> bool:

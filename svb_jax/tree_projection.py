@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_choice, check_positive
+from svb_jax.cutting import computed_zero
 from svb_jax.matrices import MatrixLeaf, stack_by_shape, unstack
 from svb_jax.routes import Method, Reading
 from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
@@ -49,5 +50,5 @@ def project_leaves(
         bound = 1 + jnp.asarray(epsilon, stack.dtype)
         bands[key] = centre / bound, centre * bound
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
-    projected = unstack(leaves, clipped)
+    projected = unstack(leaves, clipped, computed_zero(reading.skipped))
     return [shard_like(new, old) for new, old in zip(projected, values, strict=True)], reading

@@ -88,7 +88,7 @@ def test_a_run_that_diverges_is_told_and_stops_no_other(calls, tmp_path):
     assert len(list(tmp_path.glob("results/table1/*"))) == 1
 
 
-@pytest.mark.parametrize("most_mapped, kept", [(0, 0), (10**9, 1)])
+@pytest.mark.parametrize(("most_mapped", "kept"), [(0, 0), (10**9, 1)])
 def test_a_run_lets_go_of_compiled_programs_when_there_are_many(most_mapped, kept, monkeypatch, tmp_path):
     step = jax.jit(lambda x: x + 1)
 

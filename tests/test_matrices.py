@@ -75,7 +75,7 @@ def test_equal_shapes_stand_in_one_stack_and_go_home():
     stacks = stack_by_shape(leaves, values)
     assert [stack.shape for stack in stacks.values()] == [(5, 2, 3), (1, 3, 2)]
     assert {stack.dtype.name for stack in stacks.values()} == {"float32"}
-    for value, home in zip(values, unstack(leaves, stacks), strict=True):
+    for value, home in zip(values, unstack(leaves, stacks, zero=0), strict=True):
         np.testing.assert_array_equal(value.astype(jnp.float32), home)
 
 
