@@ -1,0 +1,173 @@
+"""Small matrices of unequal shapes that go through one program: the same answers as each on its own."""
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import svb_jax
+from benchmarks.jax_steps import list_fusions
+from svb_jax.cutting import computed_zero, cut
+from svb_jax.pooling import LARGEST_TO_POOL, make_pools
+from svb_jax.projection import Share, clip_stacks
+from svb_jax.routes import empty_reading
+from tests.prescribed import LOWER, UPPER, frame, kernels
+
+# Tall, wide and square ones, the smallest filled up to many times their numbers.
+SHAPES = [(27, 16), (6, 40), (16, 16), (1, 1), (3, 1), (40, 12), (1, 5)]
+
+
+def stacks_of(shapes, count=1):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.standard_normal((count, *shape)), jnp.float32) for shape in shapes]
+
+
+def the_pool(stacks):
+    [pool] = make_pools(stacks)
+    return pool
+
+
+def test_matrices_are_taken_long_side_first_and_filled_up_with_zeros():
+    stacks = stacks_of(SHAPES, count=2)
+    pool = the_pool(stacks)
+    numbers = pool.gather([stacks[member] for member in pool.members])
+    assert pool.window == (40, 16)
+    matrices = [matrix for member in pool.members for matrix in stacks[member]]
+    assert pool.count == len(matrices) == 14
+    for index, matrix in enumerate(matrices):
+        matrix = matrix if len(matrix) >= len(matrix.T) else matrix.T
+        answer = np.zeros((40, 16), np.float32)
+        answer[: matrix.shape[0], : matrix.shape[1]] = matrix
+        np.testing.assert_array_equal(pool.take(numbers, index), answer)
+        assert int(pool.short_side(index)) == min(matrix.shape)
+
+
+def test_what_is_put_goes_home_and_touches_no_other():
+    stacks = stacks_of(SHAPES, count=2)
+    pool = the_pool(stacks)
+    before = numbers = pool.gather([stacks[member] for member in pool.members])
+    for index in range(pool.count):
+        numbers = pool.put(numbers, -pool.take(numbers, index), index)
+        sizes = [stacks[member][0].size for member in pool.members for _ in range(2)]
+        done = sum(sizes[: index + 1])
+        np.testing.assert_array_equal(numbers, jnp.concatenate([-before[:done], before[done:]]))
+    for member, stack in zip(pool.members, pool.scatter(numbers), strict=True):
+        np.testing.assert_array_equal(stack, -stacks[member])
+
+
+def test_all_that_is_small_is_in_one_pool_and_no_more_filled_up_than_agreed():
+    convnet = [(27, 16), (144, 16), (144, 32), (288, 32), (288, 64), (576, 64), (64, 10)]
+    pools = make_pools([jnp.zeros((8, *shape)) for shape in convnet])
+    assert [sorted(pool.members) for pool in pools] == [[0, 1, 2, 3, 4, 5, 6]]
+    # Hundreds of depthwise kernels would each cost as much as the largest matrix.
+    assert len(make_pools([jnp.zeros((512, 9, 1)), jnp.zeros((1, 576, 64))])) == 2
+    assert make_pools([jnp.zeros((4, LARGEST_TO_POOL // 64 + 1, 64))]) == []
+    with jax.enable_x64(True):
+        assert len(make_pools([jnp.zeros((1, 4, 4), jnp.float32), jnp.zeros((1, 4, 4), jnp.float64)])) == 2
+
+
+def is_nearest_in_band(matrix, clipped, lower, upper):
+    exact, clipped = np.asarray(matrix, np.float64), np.asarray(clipped, np.float64)
+    values, after = (np.linalg.svd(each, compute_uv=False) for each in (exact, clipped))
+    optimum = np.linalg.norm(np.clip(values, lower, upper) - values)
+    assert max(lower - after.min(), after.max() - upper) < 5e-6
+    assert np.linalg.norm(clipped - exact) <= (1 + 1e-5) * optimum + 1e-6 * np.linalg.norm(exact)
+
+
+@st.composite
+def pooled(draw):
+    """Draw a matrix of every shape, each of any rank, scale and spread."""
+    matrices = []
+    for shape in SHAPES:
+        rank, seed = draw(st.integers(0, min(shape))), draw(st.integers(0, 2**32 - 1))
+        scale, spread = 10.0 ** draw(st.floats(-6, 6)), 10.0 ** draw(st.floats(0, 6))
+        spectrum = np.zeros(min(shape))
+        spectrum[:rank] = scale * spread ** -np.random.default_rng(seed).uniform(0, 1, rank)
+        matrices.append(frame(*shape, seed).matrix(spectrum))
+    return kernels(*matrices)
+
+
+project = jax.jit(svb_jax.project, static_argnames="method")
+
+
+@hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
+@hypothesis.given(pooled(), st.sampled_from([0.0, 0.05, 0.5, 4.0]), st.sampled_from(["auto", "svd"]))
+def test_zeros_around_a_matrix_change_nothing_at_any_rank(params, epsilon, method):
+    projected = project(params, epsilon, method=method)
+    for name, leaf in params.items():
+        is_nearest_in_band(leaf["kernel"], projected[name]["kernel"], 1 / (1 + epsilon), 1 + epsilon)
+
+
+@pytest.mark.parametrize("method", ["svd", "gram", "auto"])
+def test_the_answer_built_by_hand(method):
+    built = []
+    for seed, shape in enumerate(SHAPES):
+        vectors, spectrum = frame(*shape, seed), np.geomspace(3.0, 0.4, min(shape))
+        built.append((vectors.matrix(spectrum), vectors.matrix(np.clip(spectrum, LOWER, UPPER))))
+    params = kernels(*(matrix for matrix, _ in built))
+    projected = project(params, UPPER - 1, method=method)
+    for name, (_, answer) in enumerate(built):
+        np.testing.assert_allclose(projected[str(name)]["kernel"], answer, atol=5e-6)
+
+
+@pytest.mark.parametrize("method", ["svd", "gram", "auto"])
+def test_a_matrix_that_is_not_finite_spoils_no_neighbour(method):
+    stacks = stacks_of(SHAPES)
+    good = clip_all(stacks, method)[0]
+    stacks[0] = stacks[0].at[0, 3, 3].set(jnp.nan)
+    clipped, reading = clip_all(stacks, method)
+    np.testing.assert_array_equal(clipped[0], stacks[0])
+    for one, other in zip(clipped[1:], good[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(reading.skipped) == 1
+
+
+def test_a_reading_counts_no_zeros_that_fill_up():
+    stacks = [jnp.asarray(frame(*shape).matrix(np.ones(min(shape))), jnp.float32)[None] for shape in SHAPES]
+    stacks[2] = 2 * stacks[2]
+    _, reading = clip_all(stacks, "auto")
+    assert float(reading.smallest) == pytest.approx(1.0, abs=1e-5)
+    assert float(reading.largest) == pytest.approx(2.0, abs=1e-5)
+    assert [int(n) for n in reading[2:]] == [16, sum(min(shape) for shape in SHAPES), 0, 0]
+
+
+def test_every_matrix_has_the_band_of_its_stack():
+    stacks = [3 * stack for stack in stacks_of(SHAPES)]
+    bands = [(0.5 * index + 0.5, 0.5 * index + 1) for index in range(len(stacks))]
+    clipped, _ = clip_stacks(stacks, bands, "auto", empty_reading(jnp.zeros(())))
+    for stack, result, band in zip(stacks, clipped, bands, strict=True):
+        is_nearest_in_band(stack[0], result[0], *band)
+
+
+def test_a_share_in_a_pool_is_clipped_and_the_rest_is_left():
+    stacks = stacks_of(SHAPES, count=3)
+    whole, _ = clip_all(stacks, "auto")
+    shares = [Share(index % 3, (index + 1) % 3, 2) for index in range(len(stacks))]
+    shared, reading = clip_all(stacks, "auto", shares)
+    counted = 0
+    for stack, clipped, result, share in zip(stacks, whole, shared, shares, strict=True):
+        mine = range(share.start, min(share.start + share.count, 3))
+        for index in range(3):
+            np.testing.assert_array_equal(result[index], (clipped if index in mine else stack)[index])
+        counted += len(mine) * min(stack.shape[1:])
+    assert int(reading.values) == counted
+
+
+def clip_all(stacks, method, shares=None):
+    return clip_stacks(stacks, [(LOWER, UPPER)] * len(stacks), method, empty_reading(jnp.zeros(())), shares)
+
+
+def test_equal_pieces_are_cut_by_one_kernel():
+    def cut_all(array, count):
+        zero = computed_zero(count)
+        return [cut(array, start, start + 2, zero) for start in range(0, 8, 2)]
+
+    array = jnp.arange(24.0).reshape(8, 3)
+    compiled = jax.jit(cut_all).lower(array, jnp.int32(5)).compile()
+    for start, piece in zip(range(0, 8, 2), compiled(array, jnp.int32(5)), strict=True):
+        np.testing.assert_array_equal(piece, array[start : start + 2])
+    pieces = [fusion for fusion in list_fusions(compiled.as_text()) if "f32[2,3]" in fusion]
+    assert len(pieces) == 4
+    assert len(set(pieces)) == 1
