@@ -54,7 +54,7 @@ class SpectrallyNormalized(nn.Module):
 def train(task: Task) -> Workload:
     """One step of training by ``task["optimizer"]``.
 
-    That is ``sgd``, ``svb+bbn``, ``svb+bbn by svd``, ``by hand`` or ``spectral_norm``.
+    That is ``sgd``, ``svb+bbn``, ``svb+bbn by svd``, ``by hand``, ``scaling`` or ``spectral_norm``.
 
     With ``task["projects"]`` the step is one that projects. The very same program runs on other steps.
     """
@@ -201,7 +201,9 @@ def _normalized_conv(*arguments: Any, **options: Any) -> nn.Module:
 def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
     sgd = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9, nesterov=True))
     if name == "by hand":
-        return optax.chain(sgd, _bounds_by_hand())
+        return optax.chain(sgd, _when_due(_bound_by_hand))
+    if name == "scaling":
+        return optax.chain(sgd, _when_due(_scale_weights))
     if name.startswith("svb+bbn"):
         method = "svd" if name.endswith("svd") else "auto"
         bounded = svb_jax.svb(sgd, epsilon=SVB_EPSILON, every=EVERY, method=method)
@@ -209,31 +211,41 @@ def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(sgd)
 
 
-def _bounds_by_hand() -> optax.GradientTransformationExtraArgs:
-    """Return SVB and BBN as one would write them down: a SVD for each layer, inside a conditional."""
+def _bound_by_hand(updates: Any, params: Any, batch_stats: Any) -> Any:
+    """Bound all as one would write it down: a SVD for each layer."""
     clip = clip_by_svd(SVB_EPSILON)
 
-    def bound_leaf(path: Any, step: jax.Array, old: jax.Array, batch_stats: Any) -> jax.Array:
+    def bound_leaf(path: Any, step: jax.Array, old: jax.Array) -> jax.Array:
         name, new = path[-1].key, old + step
         if name == "kernel":
             return clip(new) - old
         if name != "scale":
             return step
+        stats = batch_stats
         for key in path[:-1]:
-            batch_stats = batch_stats[key.key]
-        deviation = jnp.sqrt(batch_stats["var"] + 1e-5)
+            stats = stats[key.key]
+        deviation = jnp.sqrt(stats["var"] + 1e-5)
         centre = jnp.mean(new / deviation) * deviation
         return jnp.clip(new, centre / (1 + BBN_EPSILON), centre * (1 + BBN_EPSILON)) - old
 
-    def bound(updates: Any, params: Any, batch_stats: Any) -> Any:
-        bound_one = functools.partial(bound_leaf, batch_stats=batch_stats)
-        return jax.tree_util.tree_map_with_path(bound_one, updates, params)
+    return jax.tree_util.tree_map_with_path(bound_leaf, updates, params)
+
+
+def _scale_weights(updates: Any, params: Any, batch_stats: Any) -> Any:
+    """Bound nothing: what is left is the price of changing every weight at some steps only."""
+    del batch_stats
+    return jax.tree.map(lambda step, old: 0.5 * (old + step) - old, updates, params)
+
+
+def _when_due(replace: Callable[[Any, Any, Any], Any]) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that replaces the updates at due steps, inside a conditional."""
 
     def update(
         updates: Any, state: Any, params: Any = None, *, batch_stats: Any = None, **_: Any
     ) -> tuple[Any, Any]:
         is_due = (state + 1) % EVERY == 0
-        return lax.cond(is_due, bound, lambda updates, *_: updates, updates, params, batch_stats), state + 1
+        updates = lax.cond(is_due, replace, lambda updates, *_: updates, updates, params, batch_stats)
+        return updates, state + 1
 
     return optax.GradientTransformationExtraArgs(lambda params: jnp.zeros((), jnp.int32), update)
 

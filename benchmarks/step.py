@@ -53,6 +53,7 @@ COMPILING = {
         ("svb+bbn", "SVB+BBN", "svb+bbn"),
         ("svd", "SVB+BBN, by the route svd alone", "svb+bbn by svd"),
         ("by_hand", "SVB and BBN by hand, an SVD per layer", "by hand"),
+        ("scaling", "weights halved at the same steps: no bound at all", "scaling"),
     )
 }
 STAGES = ((32, 16), (16, 32), (8, 64))
