@@ -1,8 +1,9 @@
 """The nearest matrices whose singular values all lie in a band.
 
 On CPU one matrix is decomposed at a time, each waiting for the last: jaxlib's LAPACK threads collapse, and
-XLA's pool has been seen to hang, when several decompositions are in flight. On accelerators equal matrices
-go together. ``polar``, made of products alone, does so everywhere.
+XLA's pool has been seen to hang, when several decompositions are in flight. There small matrices of all
+shapes share a program. On accelerators equal matrices go together. ``polar``, made of products alone, does
+so everywhere.
 """
 
 import functools
@@ -235,7 +236,7 @@ def decompose_in_turn(
         nothing = Decomposition(jnp.zeros_like(squared[:, 0]), squared)
         found, last = _in_turn(_decompose_next, (nothing, last), len(squared), share)
         decomposed.append(found)
-    return decomposed, reading._replace(skipped=jnp.where(_is_over(last), reading.skipped, last))
+    return decomposed, reading._replace(smallest=jnp.where(_is_over(last), reading.smallest, 0))
 
 
 def _square_next(
@@ -270,8 +271,11 @@ def _is_over(last: jax.Array) -> jax.Array:
 
 
 def _after(reading: Reading, array: jax.Array) -> jax.Array:
-    """Return the array, but only when all has run that went into a reading."""
-    return jnp.where(_is_over(reading.skipped), array, 0)
+    """Return the array, but only when all has run that went into a reading.
+
+    Its smallest singular value comes out of the decompositions themselves, while a count may be known before.
+    """
+    return jnp.where(_is_over(reading.smallest), array, 0)
 
 
 def _in_turn(
