@@ -55,6 +55,20 @@ def test_scales_are_bounded_around_their_mean(scale, var, epsilon, expected):
     np.testing.assert_allclose(functional["bn"]["scale"], expected, rtol=1e-5)
 
 
+def test_layers_of_any_width_are_bounded_each_around_its_own_mean():
+    names = ["below", "negative", "one channel", "one layer a row"]
+    params, statistics, expected = {}, {}, {}
+    for name in names:
+        scale, var, _, expected[name] = BY_HAND[name]
+        params[name], statistics[name] = {"scale": jnp.asarray(scale)}, {"var": variance(var)}
+    tx = bound_batch_norm_scales(1.0, bn_epsilon=BN_EPSILON)
+    after, state = land(tx, params, batch_stats=statistics)
+    for name in names:
+        np.testing.assert_allclose(after[name]["scale"], expected[name], rtol=1e-5)
+    # One of four, both of two, none of one, one of eight.
+    np.testing.assert_allclose(projection_stats(state)["bbn/share_clipped"], 4 / 15, rtol=1e-6)
+
+
 def test_bn_epsilon_is_flaxs_by_default():
     after = project_batch_norm({"scale": jnp.array([1.0, 3.0])}, {"var": jnp.array([0.0, 9e-5])}, 0.0)
     # Standard deviations sqrt(1e-5) and sqrt(1e-4): ratios 100 sqrt(10) and 300, half their sum times each.
