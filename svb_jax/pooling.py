@@ -21,7 +21,7 @@ from svb_jax.cutting import take
 LARGEST_TO_POOL = 2**16
 
 # How many times their own numbers the windows of a pool may hold.
-MOST_FILLING = 4
+MOST_FILLING = 2
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class Decomposition(NamedTuple):
         return jnp.sqrt(jnp.maximum(self.eigenvalues, 0))
 
     def smallest(self, padding: ArrayLike) -> jax.Array:
-        """Return the smallest eigenvalue that is not one of ``padding``, of which there are so many zeros."""
+        """Return the smallest eigenvalue after the first ``padding``: zeros that filled the matrix up."""
         return lax.dynamic_index_in_dim(self.eigenvalues, padding, axis=-1, keepdims=False)
 
     def is_conditioned(self, limit: float, padding: ArrayLike) -> jax.Array:

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 import svb_jax
 from benchmarks.jax_steps import list_fusions
 from svb_jax.cutting import computed_zero, cut
-from svb_jax.pooling import LARGEST_TO_POOL, make_pools
+from svb_jax.pooling import LARGEST_TO_POOL, MOST_FILLING, make_pools
 from svb_jax.projection import Share, clip_stacks
 from svb_jax.routes import empty_reading
 from tests.prescribed import LOWER, UPPER, frame, kernels
 
-# Tall, wide and square ones, the smallest filled up to many times their numbers.
-SHAPES = [(27, 16), (6, 40), (16, 16), (1, 1), (3, 1), (40, 12), (1, 5)]
+# Tall, wide and square ones, the smallest filled up to many times their numbers, with enough of the window's own
+# shape that all are in one pool.
+SHAPES = [(27, 16), (6, 40), (16, 16), (1, 1), (3, 1), (40, 12), (1, 5), *[(40, 16)] * 3]
 
 
 def stacks_of(shapes, count=1):
@@ -35,7 +36,7 @@ def test_matrices_are_taken_long_side_first_and_filled_up_with_zeros():
     numbers = pool.gather([stacks[member] for member in pool.members])
     assert pool.window == (40, 16)
     matrices = [matrix for member in pool.members for matrix in stacks[member]]
-    assert pool.count == len(matrices) == 14
+    assert pool.count == len(matrices) == 2 * len(SHAPES)
     for index, matrix in enumerate(matrices):
         matrix = matrix if len(matrix) >= len(matrix.T) else matrix.T
         answer = np.zeros((40, 16), np.float32)
@@ -57,10 +58,14 @@ def test_what_is_put_goes_home_and_touches_no_other():
         np.testing.assert_array_equal(stack, -stacks[member])
 
 
-def test_all_that_is_small_is_in_one_pool_and_no_more_filled_up_than_agreed():
-    convnet = [(27, 16), (144, 16), (144, 32), (288, 32), (288, 64), (576, 64), (64, 10)]
-    pools = make_pools([jnp.zeros((8, *shape)) for shape in convnet])
-    assert [sorted(pool.members) for pool in pools] == [[0, 1, 2, 3, 4, 5, 6]]
+def test_all_that_is_small_is_pooled_and_no_more_filled_up_than_agreed():
+    convnet_38 = [(1, 27, 16), (12, 144, 16), (1, 144, 32), (11, 288, 32), (1, 288, 64), (11, 576, 64)]
+    pools = make_pools([jnp.zeros(shape) for shape in convnet_38])
+    assert [pool.window for pool in pools] == [(576, 64), (144, 16)]
+    assert sorted(member for pool in pools for member in pool.members) == [0, 1, 2, 3, 4, 5]
+    for pool in pools:
+        numbers = sum(np.prod(shape) for shape in pool.shapes)
+        assert pool.count * np.prod(pool.window) <= MOST_FILLING * numbers
     # Hundreds of depthwise kernels would each cost as much as the largest matrix.
     assert len(make_pools([jnp.zeros((512, 9, 1)), jnp.zeros((1, 576, 64))])) == 2
     assert make_pools([jnp.zeros((4, LARGEST_TO_POOL // 64 + 1, 64))]) == []
