@@ -14,8 +14,9 @@ from jax import lax
 import svb_jax
 from benchmarks.kernels import load_kernels
 from benchmarks.workload import Task, Workload
-from svb_jax.projection import decompose_in_turn
-from svb_jax.routes import empty_reading, lower_square
+from svb_jax.in_turn import decompose_in_turn
+from svb_jax.reading import empty_reading
+from svb_jax.routes import lower_square
 
 Params = dict[str, dict[str, jax.Array]]
 

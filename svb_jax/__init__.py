@@ -10,7 +10,7 @@ from svb_jax.axes import (
     scan_stacks,
 )
 from svb_jax.functional import project, project_batch_norm
-from svb_jax.projection import clip_singular_values
+from svb_jax.projection import all_platforms, clip_singular_values
 from svb_jax.schedules import staircase_schedule
 from svb_jax.spectrum import (
     MatrixSummary,
@@ -36,6 +36,7 @@ __all__ = [
     "MatrixAxes",
     "MatrixSummary",
     "SpectrumSummary",
+    "all_platforms",
     "attention",
     "bbn",
     "bound_batch_norm_scales",

@@ -1,15 +1,17 @@
 """Bounded Batch Normalization: keeping a layer's scales near their mean."""
 
+import math
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from svb_jax.axes import clean_path, key_name, leaf_name, path_string
-from svb_jax.cutting import computed_zero, cut
-from svb_jax.sharing import replicate, shard_like
+from svb_jax.layout import replicate, shard_like
+from svb_jax.packing import Packing, join
 
 Kind = Literal["bbn", "relative"]
 
@@ -64,30 +66,69 @@ def scale_leaves(
     return found
 
 
-def clip_scale_leaves(
-    leaves: list[ScaleLeaf], values: list[jax.Array], epsilon: ArrayLike, kind: Kind, bn_epsilon: float
+def clip_scale_rows(
+    leaves: list[ScaleLeaf],
+    packing: Packing,
+    rows: list[jax.Array],
+    epsilon: ArrayLike,
+    kind: Kind,
+    bn_epsilon: float,
 ) -> tuple[list[jax.Array], ScaleReading]:
-    """Bound every layer's scales, all at once, and sum up what was seen.
+    """Bound every layer's scales, all of a row at once, and sum up what was seen.
 
-    The last axis is the channels; leading axes, as ``nn.scan`` makes them, are layers of their own. All are
-    rows of one array, filled up with zeros: else a program would be compiled for each width.
+    Args:
+      leaves: the layers.
+      packing: of their scales.
+      rows: the packed scales, in float32 or better.
+      epsilon: the band around the mean.
+      kind: which of the two forms.
+      bn_epsilon: what BatchNorm adds to its variance.
     """
-    layers = [_as_layers(value) for value in values]
-    widths = np.concatenate([np.full(len(layer), layer.shape[1]) for layer in layers])
-    compute = jnp.result_type(jnp.float32, *layers)
-    gamma = _as_rows(layers, compute)
-    std = jnp.ones_like(gamma)
-    if kind == "bbn":
-        variances = [_as_layers(leaf.variance) for leaf in leaves if leaf.variance is not None]
-        std = jnp.sqrt(_as_rows(variances, compute) + bn_epsilon)
-    bounded, reading = clip_scales(gamma, std, jnp.asarray(widths)[:, None], epsilon)
-    zero, stop, cuts = computed_zero(reading.skipped), 0, []
-    for value, layer in zip(values, layers, strict=True):
-        start, stop = stop, stop + len(layer)
-        rows = cut(bounded, start, stop, zero)[:, : layer.shape[1]]
-        scales = rows.reshape(value.shape).astype(jnp.promote_types(value.dtype, jnp.float32))
-        cuts.append(shard_like(scales, value))
-    return cuts, reading
+    bounded, readings = [], []
+    for positions, row in zip(packing.rows, rows, strict=True):
+        layers = Layers(tuple(packing.shapes[position] for position in positions))
+        gamma = layers.gather(row)
+        std = jnp.ones_like(gamma)
+        if kind == "bbn":
+            variances = [leaves[position].variance for position in positions]
+            variance = join([jnp.asarray(each, row.dtype) for each in variances])
+            std = jnp.sqrt(layers.gather(variance) + bn_epsilon)
+        clipped, reading = clip_scales(gamma, std, jnp.asarray(layers.widths), epsilon)
+        bounded.append(shard_like(layers.scatter(clipped).reshape(row.shape), row))
+        readings.append(reading)
+    return bounded, jax.tree.map(lambda *counts: sum(counts, jnp.zeros((), jnp.int32)), *readings)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The scales of some layers in a row of numbers, and as rows of their own, filled up with zeros.
+
+    Else a program would be compiled for each width. The last axis of a parameter is the channels; leading
+    axes, as ``nn.scan`` makes them, are layers of their own.
+
+    Attributes:
+      shapes: of the parameters that make up the row.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def widths(self) -> np.ndarray:
+        """Return each layer's number of channels, (layers, 1)."""
+        widths = [np.full((math.prod(shape[:-1]), 1), shape[-1]) for shape in self.shapes]
+        return np.concatenate(widths)
+
+    def gather(self, row: jax.Array) -> jax.Array:
+        """Return a row as (layers, channels)."""
+        starts = np.cumsum(self.widths)[:, None] - self.widths
+        channel = jnp.arange(self.widths.max())
+        scales = replicate(row).reshape(-1).at[jnp.asarray(starts) + channel].get(mode="clip")
+        return jnp.where(channel < jnp.asarray(self.widths), scales, 0)
+
+    def scatter(self, layers: jax.Array) -> jax.Array:
+        """Return the row that ``gather`` would read so."""
+        place = np.flatnonzero(np.arange(self.widths.max()) < self.widths)
+        return layers.reshape(-1).at[place].get(mode="promise_in_bounds")
 
 
 def clip_scales(
@@ -116,18 +157,10 @@ def clip_scales(
     is_clipped = is_sound & ((relative > bound) | (relative < 1 / bound))
     is_clipped &= jnp.arange(gamma.shape[-1]) < widths
     bounded = jnp.where(is_clipped, alpha * std * jnp.clip(relative, 1 / bound, bound), gamma)
-    clipped, skipped = jnp.sum(is_clipped, dtype=jnp.int32), jnp.sum(~is_sound, dtype=jnp.int32)
+    # Both counts by one sum.
+    is_first = jnp.arange(gamma.shape[-1]) == 0
+    clipped, skipped = jnp.sum(jnp.stack([is_clipped, ~is_sound & is_first]), axis=(1, 2), dtype=jnp.int32)
     return bounded, ScaleReading(clipped, jnp.sum(widths, dtype=jnp.int32), skipped)
-
-
-def _as_layers(scales: jax.Array) -> jax.Array:
-    return replicate(scales).reshape(-1, scales.shape[-1])
-
-
-def _as_rows(layers: list[jax.Array], compute: DTypeLike) -> jax.Array:
-    widest = max(layer.shape[1] for layer in layers)
-    filled = [jnp.pad(layer.astype(compute), ((0, 0), (0, widest - layer.shape[1]))) for layer in layers]
-    return jnp.concatenate(filled)
 
 
 def _owner(path: tuple[Any, ...]) -> str:

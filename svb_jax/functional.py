@@ -9,13 +9,16 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
+from svb_jax.batch_norm import Kind, ScaleReading, clip_scale_rows, scale_leaves
 from svb_jax.checks import check_choice, check_epsilon
-from svb_jax.gating import Where
+from svb_jax.cutting import computed_zero
+from svb_jax.gating import Where, exact_dtype
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
+from svb_jax.packing import Packing, make_packing
+from svb_jax.reading import Reading
 from svb_jax.routes import Method
 from svb_jax.sharing import AxisName
-from svb_jax.tree_projection import Scale, check_projection, project_leaves
+from svb_jax.tree_projection import Scale, check_projection, project_rows
 
 
 def project(
@@ -52,14 +55,13 @@ def project(
 
     def bound(params: Any) -> Any:
         leaves = matrix_leaves(params, dimension_numbers)
-        values, treedef = jax.tree.flatten(params)
-        chosen = [jnp.asarray(values[leaf.index]) for leaf in leaves]
-        bounded, _ = project_leaves(
-            leaves, chosen, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
-        )
-        for leaf, value in zip(leaves, bounded, strict=True):
-            values[leaf.index] = value.astype(leaf.dtype)
-        return jax.tree.unflatten(treedef, values)
+
+        def project_all(packing: Packing, rows: list[jax.Array]) -> tuple[list[jax.Array], Reading]:
+            return project_rows(
+                leaves, packing, rows, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
+            )
+
+        return _replace_leaves(params, [leaf.index for leaf in leaves], project_all)
 
     return _apply_where(bound, params, where)
 
@@ -93,15 +95,32 @@ def project_batch_norm(
     check_epsilon("project_batch_norm", epsilon)
 
     def bound(params: Any) -> Any:
-        values, treedef = jax.tree.flatten(params)
         leaves = scale_leaves("project_batch_norm", params, batch_stats, kind, is_masked=where is not None)
-        chosen = [jnp.asarray(values[leaf.position]) for leaf in leaves]
-        bounded, _ = clip_scale_leaves(leaves, chosen, epsilon, kind, bn_epsilon)
-        for leaf, old, new in zip(leaves, chosen, bounded, strict=True):
-            values[leaf.position] = new.astype(old.dtype)
-        return jax.tree.unflatten(treedef, values)
+
+        def clip_all(packing: Packing, rows: list[jax.Array]) -> tuple[list[jax.Array], ScaleReading]:
+            return clip_scale_rows(leaves, packing, rows, epsilon, kind, bn_epsilon)
+
+        return _replace_leaves(params, [leaf.position for leaf in leaves], clip_all)
 
     return _apply_where(bound, params, where)
+
+
+def _replace_leaves(
+    params: Any,
+    positions: list[int],
+    bound: Callable[[Packing, list[jax.Array]], tuple[list[jax.Array], Reading | ScaleReading]],
+) -> Any:
+    """Return the parameters with the leaves at ``positions`` bounded, each in its own type."""
+    values, treedef = jax.tree.flatten(params)
+    old = [jnp.asarray(values[position]) for position in positions]
+    packing = make_packing(old)
+    rows = packing.pack(old)
+    bounded, reading = bound(packing, [row.astype(exact_dtype(row)) for row in rows])
+    bounded = [new.astype(row.dtype) for new, row in zip(bounded, rows, strict=True)]
+    new = packing.unpack(bounded, like=old, zero=computed_zero(reading.skipped))
+    for position, value in zip(positions, new, strict=True):
+        values[position] = value
+    return jax.tree.unflatten(treedef, values)
 
 
 def _apply_where(bound: Callable[[Any], Any], params: Any, where: Where | None) -> Any:

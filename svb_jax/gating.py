@@ -12,12 +12,14 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_count, check_epsilon
+from svb_jax.cutting import computed_zero
+from svb_jax.packing import Packing, make_packing
 
 ScalarOrSchedule = ArrayLike | optax.Schedule
 # A mask as ``optax.masked`` takes it: a tree of booleans, or a function of the parameters.
 Where = Any | Callable[[Any], Any]
 Bounded = tuple[list[jax.Array], Mapping[str, jax.Array]]
-Bound = Callable[[list[jax.Array], ArrayLike], Bounded]
+Bound = Callable[[Packing, list[jax.Array], ArrayLike], Bounded]
 
 
 @dataclass(frozen=True)
@@ -66,41 +68,43 @@ def replace_updates(
       params: the parameters before the step.
       indices: which of the flattened leaves are bounded.
       timing: when.
-      bound: from the stepped values and epsilon to the bounded values and what was seen.
+      bound: from the stepped values, packed into rows, and epsilon to the bounded rows and what was seen.
       keep_dtype: whether updates of half-precision leaves stay so, or become float32.
     """
     all_updates, treedef = jax.tree.flatten(updates)
     all_params = jax.tree.leaves(params)
     old = [all_params[i] for i in indices]
     steps = [all_updates[i] for i in indices]
-    exact = [jnp.promote_types(p.dtype, jnp.float32) for p in old]
-    kept = [
-        u.dtype if keep_dtype else jnp.promote_types(u.dtype, e) for u, e in zip(steps, exact, strict=True)
-    ]
+    if not keep_dtype:
+        steps = [
+            u.astype(jnp.promote_types(u.dtype, exact_dtype(p))) for u, p in zip(steps, old, strict=True)
+        ]
+    packing = make_packing(old, steps)
     count = jnp.asarray(optax.safe_increment(state.count))
 
     def land(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
-        old = [p.astype(e) for p, e in zip(old, exact, strict=True)]
-        stepped = [p + u.astype(p.dtype) for p, u in zip(old, steps, strict=True)]
-        bounded, seen = bound(stepped, timing.epsilon_after(state.count))
+        moves = packing.pack(steps)
+        before = [p.astype(exact_dtype(p)) for p in packing.pack(old)]
+        stepped = [p + u.astype(p.dtype) for p, u in zip(before, moves, strict=True)]
+        bounded, seen = bound(packing, stepped, timing.epsilon_after(state.count))
         # What the bound left alone keeps its step: infinite weights have no difference to land on.
         landed = [
-            jnp.where(b == s, u.astype(k), (b - p).astype(k))
-            for b, s, u, p, k in zip(bounded, stepped, steps, old, kept, strict=True)
+            jnp.where(b == s, u, (b - p).astype(u.dtype))
+            for b, s, u, p in zip(bounded, stepped, moves, before, strict=True)
         ]
         return landed, state._replace(count=count, step=count, **seen)
 
     def leave(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         del old
-        return [u.astype(k) for u, k in zip(steps, kept, strict=True)], state._replace(count=count)
+        return packing.blank(steps), state._replace(count=count)
 
     due = timing.is_due(count)
     if isinstance(due, Tracer):
-        steps, state = lax.cond(due, land, leave, old, steps)
+        rows, state = lax.cond(due, land, leave, old, steps)
     else:
         # Outside a jit the step is known, and a conditional would be compiled anew on every call.
-        steps, state = (land if due else leave)(old, steps)
-    for index, step in zip(indices, steps, strict=True):
+        rows, state = (land if due else leave)(old, steps)
+    for index, step in zip(indices, packing.unpack_if(due, rows, steps, computed_zero(count)), strict=True):
         all_updates[index] = step
     return jax.tree.unflatten(treedef, all_updates), state
 
@@ -109,3 +113,8 @@ def masked(init_fn: Any, update_fn: Any, where: Where | None) -> optax.GradientT
     """Return the transformation, kept to the leaves that ``where`` selects."""
     tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
     return tx if where is None else optax.masked(tx, where)
+
+
+def exact_dtype(array: jax.Array) -> jnp.dtype:
+    """Return the type to bound an array in: half types go through float32."""
+    return jnp.promote_types(array.dtype, jnp.float32)

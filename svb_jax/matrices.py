@@ -1,22 +1,21 @@
 """From a parameter tree to stacks of equal matrices, and back."""
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from svb_jax import axes as axes_lib
 from svb_jax.axes import MatrixAxes, path_string
-from svb_jax.cutting import cut
+from svb_jax.packing import join, split
+from svb_jax.stacks import Stacks
 
 DimensionNumbers = Any | Callable[[Any], Any] | None
-
-# In numbers: a leaf larger than this is a stack of its own.
-LARGEST_TO_STACK = 2**19
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,11 @@ class MatrixLeaf:
     def compute_dtype(self) -> DTypeLike:
         """Return the type to decompose in: half types go through float32."""
         return jnp.promote_types(self.dtype, jnp.float32)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Return whether its numbers, as they lie in memory, are those of its matrices one after another."""
+        return self.groups == 1 and self._order == tuple(range(len(self.shape)))
 
     def to_matrices(self, leaf: jax.Array) -> jax.Array:
         """Return the leaf as a stack (count, reduction, output)."""
@@ -91,26 +95,25 @@ def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> li
     return found
 
 
-def stack_by_shape(leaves: list[MatrixLeaf], values: list[jax.Array]) -> dict[Any, jax.Array]:
-    """Return one stack (count, reduction, output) for each matrix shape, in ``leaves``' order.
+def to_stacks(leaves: Sequence[MatrixLeaf], row: jax.Array) -> Stacks:
+    """Return a row of leaves, or a single one, as stacks of their matrices: side by side, if equal."""
+    shapes = tuple(
+        (sum(leaf.count for leaf in equal), *shape)
+        for shape, equal in itertools.groupby(leaves, lambda leaf: leaf.matrix_shape)
+    )
+    if not all(leaf.is_in_order for leaf in leaves):
+        values = split(row, [leaf.shape for leaf in leaves])
+        row = join([leaf.to_matrices(value) for leaf, value in zip(leaves, values, strict=True)])
+    return Stacks(row.reshape(-1), shapes)
 
-    Large leaves are stacks of their own.
-    """
-    groups = {key: [] for key in map(_stack_key, leaves)}
-    for leaf, value in zip(leaves, values, strict=True):
-        groups[_stack_key(leaf)].append(leaf.to_matrices(value.astype(leaf.compute_dtype)))
-    return {key: _concatenated(stacks) for key, stacks in groups.items()}
 
-
-def unstack(leaves: list[MatrixLeaf], stacks: dict[Any, jax.Array], zero: ArrayLike) -> list[jax.Array]:
-    """Return the leaves' values that ``stack_by_shape`` would stack so; :func:`cut` explains ``zero``."""
-    taken = dict.fromkeys(stacks, 0)
-    values = []
-    for leaf in leaves:
-        key = _stack_key(leaf)
-        start, taken[key] = taken[key], taken[key] + leaf.count
-        values.append(leaf.from_matrices(cut(stacks[key], start, taken[key], zero)))
-    return values
+def from_stacks(leaves: Sequence[MatrixLeaf], stacks: Stacks) -> jax.Array:
+    """Return the row that ``to_stacks`` would read so."""
+    row = stacks.numbers
+    if not all(leaf.is_in_order for leaf in leaves):
+        matrices = split(row, [(leaf.count, *leaf.matrix_shape) for leaf in leaves])
+        row = join([leaf.from_matrices(each) for leaf, each in zip(leaves, matrices, strict=True)])
+    return row.reshape(leaves[0].shape) if len(leaves) == 1 else row
 
 
 def matrices_by_path(params: Any, dimension_numbers: DimensionNumbers = None) -> dict[str, jax.Array]:
@@ -120,20 +123,6 @@ def matrices_by_path(params: Any, dimension_numbers: DimensionNumbers = None) ->
         leaf.path: leaf.to_matrices(jnp.asarray(values[leaf.index], leaf.compute_dtype))
         for leaf in matrix_leaves(params, dimension_numbers)
     }
-
-
-def _concatenated(stacks: list[jax.Array]) -> jax.Array:
-    if len(stacks) == 1:
-        return stacks[0]
-    # As one row of numbers, which XLA does not copy once more where it is made part of a longer one.
-    return jnp.concatenate([stack.reshape(-1) for stack in stacks]).reshape(-1, *stacks[0].shape[1:])
-
-
-def _stack_key(leaf: MatrixLeaf) -> Any:
-    rows, columns = leaf.matrix_shape
-    # Small matrices share a stack, and what is compiled for it; large ones are not worth the copies.
-    own = leaf.index if leaf.count * rows * columns > LARGEST_TO_STACK else -1
-    return leaf.matrix_shape, jnp.dtype(leaf.compute_dtype).name, own
 
 
 def _axes_by_path(params: Any, dimension_numbers: DimensionNumbers) -> dict[str, Any]:

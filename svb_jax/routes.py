@@ -13,8 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax.polar import clip_by_polar
-
 Method = Literal["auto", "svd", "gram", "polar"]
 
 # Squaring a matrix loses eps * condition² of its smallest singular values. Up to the first limit that is no
@@ -28,43 +26,18 @@ SMALLEST_TO_HALVE = 256
 matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
-class Reading(NamedTuple):
-    """What a projection saw, summed up over the matrices so far."""
-
-    smallest: jax.Array
-    largest: jax.Array
-    clipped: jax.Array
-    values: jax.Array
-    exact: jax.Array
-    skipped: jax.Array
-
-
 class Clipped(NamedTuple):
-    """A matrix, or a batch, after a route took it, and a reading of each."""
+    """A matrix, or a batch, after a route took it.
+
+    Attributes:
+      matrix: with its singular values in the band.
+      values: the singular values before, rising; NaN if the matrix was skipped.
+      is_exact: whether the exact route was taken.
+    """
 
     matrix: jax.Array
-    reading: Reading
-
-
-def empty_reading(like: jax.Array) -> Reading:
-    """Return the reading of no matrix at all, in the shape of ``like``.
-
-    Made like something, because shard_map tells values that differ from device to device from others.
-    """
-    zero = jnp.zeros_like(like, jnp.int32)
-    smallest, largest = jnp.full_like(zero, jnp.inf, jnp.float32), jnp.full_like(zero, -jnp.inf, jnp.float32)
-    return Reading(smallest, largest, zero, zero, zero, zero)
-
-
-def add_reading(reading: Reading, seen: Reading, is_counted: ArrayLike = True) -> Reading:
-    """Return the sum of a reading and that of a matrix, or of those in a batch that count."""
-    nothing = empty_reading(seen.values)
-    seen = jax.tree.map(lambda ours, none: jnp.where(is_counted, ours, none), seen, nothing)
-    return Reading(
-        jnp.minimum(reading.smallest, jnp.min(seen.smallest)),
-        jnp.maximum(reading.largest, jnp.max(seen.largest)),
-        *(total + jnp.sum(more, dtype=jnp.int32) for total, more in zip(reading[2:], seen[2:], strict=True)),
-    )
+    values: jax.Array
+    is_exact: jax.Array
 
 
 class Decomposition(NamedTuple):
@@ -80,7 +53,9 @@ class Decomposition(NamedTuple):
 
     def smallest(self, padding: ArrayLike) -> jax.Array:
         """Return the smallest eigenvalue after the first ``padding``: zeros that filled the matrix up."""
-        return lax.dynamic_index_in_dim(self.eigenvalues, padding, axis=-1, keepdims=False)
+        return lax.dynamic_index_in_dim(
+            self.eigenvalues, padding, axis=-1, keepdims=False, allow_negative_indices=False
+        )
 
     def is_conditioned(self, limit: float, padding: ArrayLike) -> jax.Array:
         """Return whether the condition number is below ``limit`` and the square kept its digits."""
@@ -89,24 +64,26 @@ class Decomposition(NamedTuple):
         is_scaled_well = (largest > limits.tiny / limits.eps**2) & (largest < limits.max * limits.eps)
         return jnp.all(is_scaled_well & (smallest * limit**2 >= largest))
 
-    def clip(self, matrix: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike) -> jax.Array:
-        """Return the matrix with its singular values in the band, vanished ones as they are."""
-        limits = jnp.finfo(matrix.dtype)
-        largest = self.values[..., -1:]
-        # Below this a direction is rounding error: there is nothing to lift.
-        vanished = self.values**2 <= limits.eps * self.values.shape[-1] * largest**2
-        keep = _keep(largest, upper)
-        gain = jnp.clip(self.values, lower, upper) / jnp.where(vanished, 1, self.values) - keep
-        gain = jnp.where(vanished, 1 - keep, gain)
-
-        def apply(matrix: jax.Array) -> jax.Array:
-            change = matmul(self.vectors * gain[..., None, :], jnp.swapaxes(self.vectors, -2, -1))
-            changed = matmul(matrix, change) if _is_tall(matrix) else matmul(change, matrix)
-            return keep[..., None] * matrix + changed
-
+    def is_inside(self, lower: jax.Array, upper: jax.Array, padding: ArrayLike) -> jax.Array:
+        """Return whether all singular values lie in the band."""
         smallest = jnp.sqrt(jnp.maximum(self.smallest(padding), 0))
-        is_outside = (smallest < lower) | (largest[..., 0] > upper)
-        return lax.cond(jnp.any(is_outside), apply, lambda matrix: matrix, matrix)
+        return jnp.all((smallest >= lower) & (jnp.sqrt(self.eigenvalues[..., -1]) <= upper))
+
+    # With a jit of its own it is traced once for all passes.
+    @jax.jit
+    def clip(self, matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:
+        """Return the matrix with its singular values in the band, vanished ones as they are."""
+        eps, width = jnp.finfo(matrix.dtype).eps, self.eigenvalues.shape[-1]
+        values = self.values
+        # Below this a direction is rounding error: there is nothing to lift.
+        is_vanished = self.eigenvalues <= eps * width * self.eigenvalues[..., -1:]
+        keep = _keep(values[..., -1:], upper)
+        gain = jnp.clip(values, lower, upper) / jnp.where(is_vanished, 1, values)
+        gain = jnp.where(is_vanished, 1, gain) - keep
+        change = matmul(self.vectors * gain[..., None, :], jnp.swapaxes(self.vectors, -2, -1))
+        # Kept here and not added to the product, which would be one more pass over the whole matrix.
+        change += keep[..., None] * jnp.eye(width, dtype=matrix.dtype)
+        return matmul(matrix, change) if _is_tall(matrix) else matmul(change, matrix)
 
 
 def square(matrix: jax.Array) -> jax.Array:
@@ -134,11 +111,14 @@ def lower_square(matrix: jax.Array, zero: ArrayLike = 0) -> jax.Array:
     return jnp.concatenate([top, matmul(right.T, columns)])
 
 
+@jax.jit
 def decompose(squared: jax.Array) -> Decomposition:
     """Return the eigendecomposition of a square, or of its lower triangle where LAPACK does it."""
-    is_finite = jnp.all(jnp.isfinite(squared), axis=(-2, -1), keepdims=True)
-    vectors, eigenvalues = lax.linalg.eigh(jnp.where(is_finite, squared, 0), symmetrize_input=False)
-    return Decomposition(jnp.where(is_finite[..., 0], eigenvalues, jnp.nan), vectors)
+    is_finite = _is_finite(squared)[..., None]
+    vectors, eigenvalues = lax.linalg.eigh(
+        jnp.where(is_finite[..., None], squared, 0), symmetrize_input=False
+    )
+    return Decomposition(jnp.where(is_finite, eigenvalues, jnp.nan), vectors)
 
 
 class Route(NamedTuple):
@@ -161,62 +141,64 @@ class Route(NamedTuple):
         return self.clip(matrix, decomposed, lower, upper, padding)
 
 
-def read(
-    values: jax.Array, lower: ArrayLike, upper: ArrayLike, padding: ArrayLike, *, is_exact: bool
-) -> Reading:
-    """Return a reading of each matrix from its singular values, rising, the first of them padding's."""
-    is_outside = (values < lower) | (values > upper)
-    clipped = jnp.sum(is_outside & (jnp.arange(values.shape[-1]) >= padding), axis=-1, dtype=jnp.int32)
-    nothing = jnp.zeros_like(clipped)
-    return Reading(
-        lax.dynamic_index_in_dim(values, padding, axis=-1, keepdims=False).astype(jnp.float32),
-        values[..., -1].astype(jnp.float32),
-        clipped,
-        nothing + (values.shape[-1] - padding),
-        nothing + int(is_exact),
-        nothing,
-    )
-
-
-def clip_by_products(matrix: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Clipped:
-    """Return matrices clipped by the route ``polar``, whose reading never knows their values."""
-    clipped, num_clipped = clip_by_polar(matrix, jnp.asarray(lower), jnp.asarray(upper))
-    unknown = jnp.full_like(num_clipped, jnp.nan, jnp.float32)
-    reading = empty_reading(num_clipped)._replace(smallest=unknown, largest=unknown, clipped=num_clipped)
-    return Clipped(clipped, reading._replace(values=jnp.full_like(num_clipped, min(matrix.shape[-2:]))))
-
-
 def _by_svd(
     matrix: jax.Array, _: Decomposition | None, lower: jax.Array, upper: jax.Array, padding: ArrayLike
 ) -> Clipped:
+    del padding
     return lax.cond(
-        jnp.all(jnp.isfinite(matrix)),
-        lambda matrix: _clip_by_svd(matrix, lower, upper, padding),
-        _leave,
-        matrix,
+        jnp.all(_is_finite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), _leave, matrix
     )
 
 
 def _by_gram(
     matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
 ) -> Clipped:
-    return lax.cond(
-        jnp.all(jnp.isfinite(gram.eigenvalues)),
-        lambda matrix: _clip_by_gram(matrix, gram, lower, upper, padding),
-        _leave,
-        matrix,
-    )
+    is_good = jnp.all(jnp.isfinite(gram.eigenvalues))
+    return _clip_if_good(matrix, gram, lower, upper, padding, is_good, _leave)
 
 
 def _by_auto(
     matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
 ) -> Clipped:
-    return lax.cond(
-        gram.is_conditioned(TWO_PASS_CONDITION, padding),
-        lambda matrix: _clip_by_gram(matrix, gram, lower, upper, padding),
-        lambda matrix: _by_svd(matrix, None, lower, upper, padding),
-        matrix,
-    )
+    def exact(matrix: jax.Array) -> Clipped:
+        return _by_svd(matrix, None, lower, upper, padding)
+
+    is_good = gram.is_conditioned(TWO_PASS_CONDITION, padding)
+    return _clip_if_good(matrix, gram, lower, upper, padding, is_good, exact)
+
+
+def _clip_if_good(
+    matrix: jax.Array,
+    gram: Decomposition,
+    lower: jax.Array,
+    upper: jax.Array,
+    padding: ArrayLike,
+    is_good: jax.Array,
+    otherwise: Callable[[jax.Array], Clipped],
+) -> Clipped:
+    """Clip by a decomposition if it is good: not at all, once or twice, as its eigenvalues say."""
+
+    def once(matrix: jax.Array) -> jax.Array:
+        return gram.clip(matrix, lower, upper)
+
+    def twice(matrix: jax.Array) -> jax.Array:
+        clipped = once(matrix)
+        again = decompose(square(clipped))
+        # What is inside now is left as it is; and the first pass' kernels are compiled for this one too.
+        return lax.cond(
+            again.is_inside(lower, upper, padding),
+            lambda clipped: clipped,
+            lambda clipped: again.clip(clipped, lower, upper),
+            clipped,
+        )
+
+    def by(clip: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Clipped]:
+        return lambda matrix: Clipped(clip(matrix), gram.values, jnp.array(False))
+
+    passes = jnp.where(gram.is_conditioned(ONE_PASS_CONDITION, padding), 1, 2)
+    passes = jnp.where(gram.is_inside(lower, upper, padding), 0, passes)
+    branches = [by(lambda matrix: matrix), by(once), by(twice), otherwise]
+    return lax.switch(jnp.where(is_good, passes, 3), branches, matrix)
 
 
 ROUTES: dict[str, Route] = {
@@ -227,39 +209,32 @@ ROUTES: dict[str, Route] = {
 
 
 def _leave(matrix: jax.Array) -> Clipped:
-    nothing = empty_reading(matrix[..., 0, 0])
-    return Clipped(matrix, nothing._replace(skipped=jnp.ones_like(nothing.skipped)))
+    values = matrix[..., 0] if _is_tall(jnp.swapaxes(matrix, -2, -1)) else matrix[..., 0, :]
+    return Clipped(matrix, jnp.full_like(values, jnp.nan), jnp.array(False))
 
 
-def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike) -> Clipped:
+def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
     u, s, vt = jnp.linalg.svd(matrix, full_matrices=False)
-    u, vt = _orthonormal(u), jnp.swapaxes(_orthonormal(jnp.swapaxes(vt, -2, -1)), -2, -1)
     keep = _keep(s[..., :1], upper)
-    change = matmul(u * (jnp.clip(s, lower, upper) - keep * s)[..., None, :], vt)
-    reading = read(s[..., ::-1], lower, upper, padding, is_exact=True)
-    return Clipped(keep[..., None] * matrix + change, reading)
+    gain = jnp.clip(s, lower, upper) - keep * s
+    # The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show.
+    inner = matmul(_to_orthonormal(u) * gain[..., None, :], _to_orthonormal(jnp.swapaxes(vt, -2, -1)))
+    change = matmul(matmul(u, inner), vt) if _is_tall(matrix) else matmul(u, matmul(inner, vt))
+    return Clipped(keep[..., None] * matrix + change, s[..., ::-1], jnp.array(True))
 
 
-def _orthonormal(columns: jax.Array) -> jax.Array:
-    """Return nearly orthonormal columns after a Newton-Schulz step.
-
-    The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show; this makes them so
-    to rounding, for a fraction of the SVD's cost.
-    """
+def _to_orthonormal(columns: jax.Array) -> jax.Array:
+    """Return by what to multiply nearly orthonormal columns to make them so to rounding (Newton-Schulz)."""
     gram = matmul(jnp.swapaxes(columns, -2, -1), columns)
-    return columns + matmul(columns, (jnp.eye(gram.shape[-1], dtype=gram.dtype) - gram) / 2)
+    return 1.5 * jnp.eye(gram.shape[-1], dtype=gram.dtype) - 0.5 * gram
 
 
-def _clip_by_gram(
-    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
-) -> Clipped:
-    clipped = lax.cond(
-        gram.is_conditioned(ONE_PASS_CONDITION, padding),
-        lambda clipped: clipped,
-        lambda clipped: decompose(square(clipped)).clip(clipped, lower, upper, padding),
-        gram.clip(matrix, lower, upper, padding),
-    )
-    return Clipped(clipped, read(gram.values, lower, upper, padding, is_exact=False))
+def _is_finite(matrix: jax.Array) -> jax.Array:
+    """Return whether all entries of each matrix are finite.
+
+    By a sum, which XLA hands to a library on CPU; whether all of many truths hold it would compile.
+    """
+    return jnp.sum(0 * matrix, axis=(-2, -1)) == 0
 
 
 def _is_tall(matrix: jax.Array) -> bool:
@@ -269,7 +244,7 @@ def _is_tall(matrix: jax.Array) -> bool:
 def _keep(largest: jax.Array, upper: jax.Array) -> jax.Array:
     """Return 1 where the result is best written as a change to the matrix, 0 where it is built anew.
 
-    A change leaves values inside the band exactly as they were, but its rounding errors are those of the
-    matrix, and may not be much larger than the band's own.
+    A change leaves values inside the band as they were, but its rounding errors are those of the matrix,
+    and may not be much larger than the band's own.
     """
     return (largest <= 1.25 * upper).astype(largest.dtype)

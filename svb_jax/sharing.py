@@ -1,68 +1,50 @@
 """Sharing a projection over devices: each decomposes its part, and a sum hands the parts round."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import ArrayLike
+from jax.sharding import Mesh, PartitionSpec
 
 from svb_jax import projection
-from svb_jax.projection import Share
-from svb_jax.routes import Method, Reading, empty_reading
+from svb_jax.reading import Reading, empty_reading
+from svb_jax.routes import Method
+from svb_jax.stacks import Bands, Shape, Share, Stacks
 
-Stacks = Mapping[Hashable, jax.Array]
-Bands = Mapping[Hashable, tuple[ArrayLike, ArrayLike]]
 AxisName = str | tuple[str, ...]
 
 
 def clip_stacks(
-    stacks: Stacks,
-    bands: Bands,
+    stacks: Sequence[Stacks],
+    bands: Sequence[Bands],
     method: Method,
     axis_name: AxisName | None = None,
     mesh: Mesh | None = None,
-) -> tuple[dict[Hashable, jax.Array], Reading]:
+) -> tuple[list[Stacks], Reading]:
     """Clip every stack into its band, on this device or shared over those of an axis or a mesh.
 
     Args:
-      stacks: by shape, each ``(count, m, n)``; on every device the same.
-      bands: lower and upper end for each stack.
+      stacks: rows of them; on every device the same.
+      bands: lower and upper end for each stack of each row.
       method: the route.
       axis_name: the axis of the ``pmap`` or ``shard_map`` that this runs in.
       mesh: the mesh to share over, under a plain ``jit``.
     """
     if mesh is not None:
         # Spelt out as arguments: a shard_map takes no sharded array from its surroundings.
-        def shared(stacks: Stacks, bands: Bands) -> tuple[dict[Hashable, jax.Array], Reading]:
+        def shared(stacks: list[Stacks], bands: list[Bands]) -> tuple[list[Stacks], Reading]:
             return _clip_shared(stacks, bands, method, tuple(mesh.axis_names))
 
         everywhere = PartitionSpec()
         spread = jax.shard_map(shared, mesh=mesh, in_specs=everywhere, out_specs=everywhere)
-        return spread(dict(stacks), jax.tree.map(jnp.asarray, dict(bands)))
+        return spread(list(stacks), jax.tree.map(jnp.asarray, list(bands)))
     if axis_name is not None:
         return _clip_shared(stacks, bands, method, axis_name)
     # Of no entries, but in the stacks' type: in a shard_map they may differ from device to device.
-    nothing = sum((jnp.sum(stack[:0]) for stack in stacks.values()), jnp.zeros(()))
-    return _clip_by_key(stacks, bands, method, empty_reading(nothing))
-
-
-def replicate(array: jax.Array) -> jax.Array:
-    """Return an array whole on every device, where its type says that it is not (explicit sharding).
-
-    Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
-    """
-    sharding = jax.typeof(array).sharding
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    return jax.sharding.reshard(array, whole) if any(sharding.spec) else array
-
-
-def shard_like(array: jax.Array, like: jax.Array) -> jax.Array:
-    """Return an array laid out over the devices as the type of ``like`` says."""
-    sharding = jax.typeof(like).sharding
-    return jax.sharding.reshard(array, sharding) if any(sharding.spec) else array
+    nothing = sum((jnp.sum(row.numbers[:0]) for row in stacks), jnp.zeros(()))
+    return projection.clip_stacks(stacks, bands, method, empty_reading(nothing))
 
 
 def balanced_counts(shapes: list[tuple[int, ...]], num_devices: int) -> np.ndarray:
@@ -83,34 +65,31 @@ def balanced_counts(shapes: list[tuple[int, ...]], num_devices: int) -> np.ndarr
 
 
 def _clip_shared(
-    stacks: Stacks, bands: Bands, method: Method, axis_name: AxisName
-) -> tuple[dict[Hashable, jax.Array], Reading]:
-    counts = balanced_counts([stack.shape for stack in stacks.values()], lax.axis_size(axis_name))
-    starts = np.cumsum(counts, axis=1) - counts
+    stacks: Sequence[Stacks], bands: Sequence[Bands], method: Method, axis_name: AxisName
+) -> tuple[list[Stacks], Reading]:
     device = lax.axis_index(axis_name)
-    parts, shares = {}, []
-    for row, (key, stack) in enumerate(stacks.items()):
-        start, count = jnp.asarray(starts[row])[device], jnp.asarray(counts[row])[device]
-        index = jnp.arange(stack.shape[0])
-        is_mine = (index >= start) & (index < start + count)
-        parts[key] = jnp.where(is_mine[:, None, None], stack, 0)
-        shares.append(Share(start, count, int(counts[row].max(initial=0))))
-    clipped, reading = _clip_by_key(parts, bands, method, empty_reading(device), shares)
+    shares = _deal([row.shapes for row in stacks], device, lax.axis_size(axis_name))
+    parts = []
+    for row, of_row in zip(stacks, shares, strict=True):
+        is_mine = [
+            jnp.repeat(share.holds(count), m * n)
+            for (count, m, n), share in zip(row.shapes, of_row, strict=True)
+        ]
+        parts.append(row.replace(jnp.where(jnp.concatenate(is_mine), row.numbers, 0)))
+    clipped, reading = projection.clip_stacks(parts, bands, method, empty_reading(device), shares)
     return lax.psum(clipped, axis_name), _add_over(reading, axis_name)
 
 
-def _clip_by_key(
-    stacks: Stacks, bands: Bands, method: Method, reading: Reading, shares: list[Share] | None = None
-) -> tuple[dict[Hashable, jax.Array], Reading]:
-    clipped, reading = projection.clip_stacks(
-        list(stacks.values()), [bands[key] for key in stacks], method, reading, shares
+def _deal(shapes: list[tuple[Shape, ...]], device: jax.Array, num_devices: int) -> list[list[Share]]:
+    """Return the device's share in each stack of each row."""
+    counts = balanced_counts([shape for of_row in shapes for shape in of_row], num_devices)
+    starts = np.cumsum(counts, axis=1) - counts
+    shares = iter(
+        Share(jnp.asarray(start)[device], jnp.asarray(count)[device], int(count.max(initial=0)))
+        for start, count in zip(starts, counts, strict=True)
     )
-    return dict(zip(stacks, clipped, strict=True)), reading
+    return [[next(shares) for _ in of_row] for of_row in shapes]
 
 
 def _add_over(reading: Reading, axis_name: AxisName) -> Reading:
-    return Reading(
-        lax.pmin(reading.smallest, axis_name),
-        lax.pmax(reading.largest, axis_name),
-        *lax.psum(reading[2:], axis_name),
-    )
+    return Reading(lax.pmax(reading.extremes, axis_name), lax.psum(reading.counts, axis_name))

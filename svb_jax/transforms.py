@@ -8,13 +8,15 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax.batch_norm import Kind, clip_scale_leaves, scale_leaves
+from svb_jax.batch_norm import Kind, clip_scale_rows, scale_leaves
 from svb_jax.checks import check_choice, check_params
-from svb_jax.gating import ScalarOrSchedule, Timing, Where, masked, replace_updates
+from svb_jax.gating import Bounded, ScalarOrSchedule, Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
-from svb_jax.routes import Method, Reading
+from svb_jax.packing import Packing
+from svb_jax.reading import Reading
+from svb_jax.routes import Method
 from svb_jax.sharing import AxisName
-from svb_jax.tree_projection import Scale, check_projection, project_leaves
+from svb_jax.tree_projection import Scale, check_projection, project_rows
 
 
 class BoundSingularValuesState(NamedTuple):
@@ -115,11 +117,9 @@ def bound_singular_values(
         check_params(name, params)
         leaves = matrix_leaves(params, dimension_numbers)
 
-        def bound(
-            values: list[jax.Array], epsilon: ArrayLike
-        ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            bounded, reading = project_leaves(
-                leaves, values, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
+        def bound(packing: Packing, rows: list[jax.Array], epsilon: ArrayLike) -> Bounded:
+            bounded, reading = project_rows(
+                leaves, packing, rows, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
             )
             return bounded, _summed_up(reading)
 
@@ -200,10 +200,8 @@ def bound_batch_norm_scales(
         check_params(name, params)
         leaves = scale_leaves(name, params, batch_stats, kind, is_masked=where is not None)
 
-        def bound(
-            values: list[jax.Array], epsilon: ArrayLike
-        ) -> tuple[list[jax.Array], dict[str, jax.Array]]:
-            bounded, reading = clip_scale_leaves(leaves, values, epsilon, kind, bn_epsilon)
+        def bound(packing: Packing, rows: list[jax.Array], epsilon: ArrayLike) -> Bounded:
+            bounded, reading = clip_scale_rows(leaves, packing, rows, epsilon, kind, bn_epsilon)
             share = (reading.clipped / reading.values).astype(jnp.float32)
             return bounded, {"share_clipped": share, "skipped": reading.skipped}
 

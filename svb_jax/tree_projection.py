@@ -1,4 +1,4 @@
-"""Projecting the matrices of a tree: leaves into stacks, stacks into their bands, and back."""
+"""Projecting the matrices of a tree: leaves as stacks, stacks into their bands, and back."""
 
 from collections.abc import Callable
 from typing import get_args
@@ -9,10 +9,12 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_choice, check_positive
-from svb_jax.cutting import computed_zero
-from svb_jax.matrices import MatrixLeaf, stack_by_shape, unstack
-from svb_jax.routes import Method, Reading
-from svb_jax.sharing import AxisName, clip_stacks, replicate, shard_like
+from svb_jax.layout import replicate, shard_like
+from svb_jax.matrices import MatrixLeaf, from_stacks, to_stacks
+from svb_jax.packing import Packing
+from svb_jax.reading import Reading
+from svb_jax.routes import Method
+from svb_jax.sharing import AxisName, clip_stacks
 
 # The band's centre: a number, or a function of a matrix's (outputs, inputs).
 Scale = float | Callable[[int, int], float]
@@ -31,9 +33,10 @@ def check_projection(
         )
 
 
-def project_leaves(
+def project_rows(
     leaves: list[MatrixLeaf],
-    values: list[jax.Array],
+    packing: Packing,
+    rows: list[jax.Array],
     epsilon: ArrayLike,
     *,
     scale: Scale = 1.0,
@@ -41,14 +44,25 @@ def project_leaves(
     axis_name: AxisName | None = None,
     mesh: Mesh | None = None,
 ) -> tuple[list[jax.Array], Reading]:
-    """Return the leaves' values with every matrix bounded, in float32 or better, and what was seen."""
-    stacks = stack_by_shape(leaves, [replicate(value) for value in values])
-    bands = {}
-    for key, stack in stacks.items():
-        inputs, outputs = stack.shape[1:]
-        centre = scale(outputs, inputs) if callable(scale) else scale
-        bound = 1 + jnp.asarray(epsilon, stack.dtype)
-        bands[key] = centre / bound, centre * bound
+    """Return the leaves' values with every matrix bounded, and what was seen.
+
+    Args:
+      leaves: what is bounded.
+      packing: of their values.
+      rows: the packed values, in float32 or better.
+      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``.
+      scale: the band's centre.
+      method: the route.
+      axis_name: share the work over this axis.
+      mesh: share the work over this mesh.
+    """
+    members = [[leaves[position] for position in positions] for positions in packing.rows]
+    stacks = [to_stacks(of_row, replicate(row)) for of_row, row in zip(members, rows, strict=True)]
+    bands = []
+    for row in stacks:
+        bound = 1 + jnp.asarray(epsilon, row.numbers.dtype)
+        centres = [scale(outputs, inputs) if callable(scale) else scale for _, inputs, outputs in row.shapes]
+        bands.append([(centre / bound, centre * bound) for centre in centres])
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
-    projected = unstack(leaves, clipped, computed_zero(reading.skipped))
-    return [shard_like(new, old) for new, old in zip(projected, values, strict=True)], reading
+    projected = [from_stacks(of_row, row) for of_row, row in zip(members, clipped, strict=True)]
+    return [shard_like(new, old) for new, old in zip(projected, rows, strict=True)], reading

@@ -1,13 +1,13 @@
 """From leaves to stacks of matrices and back, with entries that tell where they came from."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 from svb_jax import MatrixAxes
-from svb_jax.matrices import matrices_by_path, matrix_leaves, stack_by_shape, unstack
+from svb_jax.matrices import from_stacks, matrices_by_path, matrix_leaves, to_stacks
+from svb_jax.packing import make_packing
 
 # Every entry spells its own index: entry (1, 2, 3) of a leaf is 123.
 HWIO = (2, 1, 3, 4)
@@ -71,20 +71,30 @@ AXES = {
 
 def test_equal_shapes_stand_in_one_stack_and_go_home():
     leaves = matrix_leaves(TREE, AXES)
-    values = [TREE[leaf.path] for leaf in leaves]
-    stacks = stack_by_shape(leaves, values)
-    assert [stack.shape for stack in stacks.values()] == [(5, 2, 3), (1, 3, 2)]
-    assert {stack.dtype.name for stack in stacks.values()} == {"float32"}
-    for value, home in zip(values, unstack(leaves, stacks, zero=0), strict=True):
-        np.testing.assert_array_equal(value.astype(jnp.float32), home)
+    values = [TREE[leaf.path].astype(jnp.float32) for leaf in leaves]
+    packing = make_packing(values)
+    [row] = packing.pack(values)
+    ordered = [leaves[position] for position in packing.rows[0]]
+    stacks = to_stacks(ordered, row)
+    assert sorted(stacks.shapes) == [(1, 3, 2), (5, 2, 3)]
+    for leaf, value in zip(leaves, values, strict=True):
+        [stack] = [stack for stack in stacks.split() if stack.shape[1:] == leaf.matrix_shape]
+        for matrix in leaf.to_matrices(value):
+            assert any(np.array_equal(matrix, other) for other in stack)
+    np.testing.assert_array_equal(from_stacks(ordered, stacks), row)
 
 
-def test_types_are_not_mixed_in_a_stack():
-    with jax.enable_x64(True):
-        params = {"a": jnp.ones((2, 3), jnp.float64), "b": jnp.ones((2, 3), jnp.float16)}
-        leaves = matrix_leaves(params, {"a": MatrixAxes(0, 1), "b": MatrixAxes(0, 1)})
-        stacks = stack_by_shape(leaves, [params["a"], params["b"]])
-    assert [stack.dtype.name for stack in stacks.values()] == ["float64", "float32"]
+@pytest.mark.parametrize(("shape", "axes", "by_hand"), READINGS.values(), ids=READINGS)
+def test_a_row_reads_as_the_matrices_of_its_leaves_and_back(shape, axes, by_hand):
+    values = [spelt(shape), 0.5 + spelt(shape)]
+    leaves = matrix_leaves({"x": values[0], "y": values[1]}, {"x": axes, "y": axes})
+    for kept in (leaves, leaves[:1]):
+        packing = make_packing(values[: len(kept)])
+        [row] = packing.pack(values[: len(kept)])
+        stacks = to_stacks(kept, jnp.asarray(row))
+        [matrices] = stacks.split()
+        np.testing.assert_array_equal(matrices, [m for value in values[: len(kept)] for m in by_hand(value)])
+        np.testing.assert_array_equal(from_stacks(kept, stacks), row)
 
 
 def test_axes_are_matched_by_path_and_may_leave_leaves_out():

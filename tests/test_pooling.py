@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 import svb_jax
 from benchmarks.jax_steps import list_fusions
 from svb_jax.cutting import computed_zero, cut
-from svb_jax.pooling import LARGEST_TO_POOL, MOST_FILLING, make_pools
-from svb_jax.projection import Share, clip_stacks
-from svb_jax.routes import empty_reading
+from svb_jax.pooling import MOST_FILLING, make_pools
+from svb_jax.projection import clip_stacks
+from svb_jax.reading import empty_reading
+from svb_jax.stacks import Share, Stacks
 from tests.prescribed import LOWER, UPPER, frame, kernels
 
 # Tall, wide and square ones, the smallest filled up to many times their numbers, with enough of the window's
@@ -25,52 +26,67 @@ def stacks_of(shapes, count=1):
     return [jnp.asarray(rng.standard_normal((count, *shape)), jnp.float32) for shape in shapes]
 
 
-def the_pool(stacks):
-    [pool] = make_pools(stacks)
-    return pool
+def one_pool(stacks):
+    """Return the pool of all stacks, their numbers with room at the end, and every matrix with its place."""
+    row = Stacks.of(stacks)
+    [pool] = make_pools(row.shapes)
+    numbers = jnp.concatenate([row.numbers, jnp.zeros(pool.window_size)])
+    matrices = [matrix for member in pool.members for matrix in stacks[member]]
+    assert pool.count == len(matrices)
+    return pool, numbers, [(pool.place(index), matrix) for index, matrix in enumerate(matrices)]
 
 
 def test_matrices_are_taken_long_side_first_and_filled_up_with_zeros():
-    stacks = stacks_of(SHAPES, count=2)
-    pool = the_pool(stacks)
-    numbers = pool.gather([stacks[member] for member in pool.members])
+    pool, numbers, matrices = one_pool(stacks_of(SHAPES, count=2))
     assert pool.window == (40, 16)
-    matrices = [matrix for member in pool.members for matrix in stacks[member]]
-    assert pool.count == len(matrices) == 2 * len(SHAPES)
-    for index, matrix in enumerate(matrices):
+    assert len(matrices) == 2 * len(SHAPES)
+    for place, matrix in matrices:
         matrix = matrix if len(matrix) >= len(matrix.T) else matrix.T
         answer = np.zeros((40, 16), np.float32)
         answer[: matrix.shape[0], : matrix.shape[1]] = matrix
-        np.testing.assert_array_equal(pool.take(numbers, index), answer)
-        assert int(pool.short_side(index)) == min(matrix.shape)
+        np.testing.assert_array_equal(pool.take(numbers, place), answer)
+        assert int(place.short) == min(matrix.shape)
 
 
 def test_what_is_put_goes_home_and_touches_no_other():
-    stacks = stacks_of(SHAPES, count=2)
-    pool = the_pool(stacks)
-    before = numbers = pool.gather([stacks[member] for member in pool.members])
-    for index in range(pool.count):
-        numbers = pool.put(numbers, -pool.take(numbers, index), index)
-        sizes = [stacks[member][0].size for member in pool.members for _ in range(2)]
-        done = sum(sizes[: index + 1])
-        np.testing.assert_array_equal(numbers, jnp.concatenate([-before[:done], before[done:]]))
-    for member, stack in zip(pool.members, pool.scatter(numbers), strict=True):
-        np.testing.assert_array_equal(stack, -stacks[member])
+    pool, numbers, matrices = one_pool(stacks_of(SHAPES, count=2))
+    for place, matrix in matrices:
+        start, size = int(place.start), matrix.size
+        before, numbers = numbers, pool.put(numbers, -pool.take(numbers, place), place)
+        np.testing.assert_array_equal(numbers[start : start + size], -matrix.reshape(-1))
+        np.testing.assert_array_equal(numbers[:start], before[:start])
+        np.testing.assert_array_equal(numbers[start + size :], before[start + size :])
+    assert sum(matrix.size for _, matrix in matrices) + pool.window_size == numbers.size
 
 
-def test_all_that_is_small_is_pooled_and_no_more_filled_up_than_agreed():
-    convnet_38 = [(1, 27, 16), (12, 144, 16), (1, 144, 32), (11, 288, 32), (1, 288, 64), (11, 576, 64)]
-    pools = make_pools([jnp.zeros(shape) for shape in convnet_38])
-    assert [pool.window for pool in pools] == [(576, 64), (144, 16)]
-    assert sorted(member for pool in pools for member in pool.members) == [0, 1, 2, 3, 4, 5]
-    for pool in pools:
-        numbers = sum(np.prod(shape) for shape in pool.shapes)
-        assert pool.count * np.prod(pool.window) <= MOST_FILLING * numbers
+def test_a_row_is_pooled_and_no_more_filled_up_than_agreed():
+    convnet_38 = (
+        (1, 27, 16),
+        (12, 144, 16),
+        (1, 144, 32),
+        (11, 288, 32),
+        (1, 288, 64),
+        (11, 576, 64),
+        (1, 64, 10),
+    )
+    [pool] = make_pools(convnet_38)
+    assert pool.window == (576, 64)
+    assert sorted(pool.members) == [0, 1, 2, 3, 4, 5, 6]
+    numbers = sum(np.prod(shape) for shape in convnet_38)
+    assert pool.count * np.prod(pool.window) <= MOST_FILLING * numbers
     # Hundreds of depthwise kernels would each cost as much as the largest matrix.
-    assert len(make_pools([jnp.zeros((512, 9, 1)), jnp.zeros((1, 576, 64))])) == 2
-    assert make_pools([jnp.zeros((4, LARGEST_TO_POOL // 64 + 1, 64))]) == []
-    with jax.enable_x64(True):
-        assert len(make_pools([jnp.zeros((1, 4, 4), jnp.float32), jnp.zeros((1, 4, 4), jnp.float64)])) == 2
+    assert [pool.window for pool in make_pools(((512, 9, 1), (1, 576, 64)))] == [(576, 64), (9, 1)]
+    assert [pool.members for pool in make_pools(((0, 3, 4), (2, 3, 4), (3, 0, 5)))] == [(1,)]
+
+
+def test_two_pools_of_one_row_leave_each_other_alone():
+    stacks = [*stacks_of([(3, 1)], count=64), *stacks_of([(40, 16)]), *stacks_of([(1, 3)], count=64)]
+    assert len(make_pools(tuple(stack.shape for stack in stacks))) == 2
+    clipped, reading = clip_all(stacks, "auto")
+    for stack, result in zip(stacks, clipped, strict=True):
+        for matrix, after in zip(stack, result, strict=True):
+            is_nearest_in_band(matrix, after, LOWER, UPPER)
+    assert int(reading.values) == 64 + 16 + 64
 
 
 def is_nearest_in_band(matrix, clipped, lower, upper):
@@ -135,13 +151,13 @@ def test_a_reading_counts_no_zeros_that_fill_up():
     _, reading = clip_all(stacks, "auto")
     assert float(reading.smallest) == pytest.approx(1.0, abs=1e-5)
     assert float(reading.largest) == pytest.approx(2.0, abs=1e-5)
-    assert [int(n) for n in reading[2:]] == [16, sum(min(shape) for shape in SHAPES), 0, 0]
+    assert reading.counts.tolist() == [16, sum(min(shape) for shape in SHAPES), 0, 0]
 
 
 def test_every_matrix_has_the_band_of_its_stack():
     stacks = [3 * stack for stack in stacks_of(SHAPES)]
     bands = [(0.3 * index + 0.5, 0.3 * index + 0.8) for index in range(len(stacks))]
-    clipped, _ = clip_stacks(stacks, bands, "auto", empty_reading(jnp.zeros(())))
+    clipped, _ = clip_row(stacks, bands, "auto")
     for stack, result, band in zip(stacks, clipped, bands, strict=True):
         is_nearest_in_band(stack[0], result[0], *band)
 
@@ -161,7 +177,14 @@ def test_a_share_in_a_pool_is_clipped_and_the_rest_is_left():
 
 
 def clip_all(stacks, method, shares=None):
-    return clip_stacks(stacks, [(LOWER, UPPER)] * len(stacks), method, empty_reading(jnp.zeros(())), shares)
+    return clip_row(stacks, [(LOWER, UPPER)] * len(stacks), method, shares)
+
+
+def clip_row(stacks, bands, method, shares=None):
+    nothing = empty_reading(jnp.zeros(()))
+    shares = None if shares is None else [shares]
+    [clipped], reading = clip_stacks([Stacks.of(stacks)], [bands], method, nothing, shares)
+    return clipped.split(), reading
 
 
 def test_equal_pieces_are_cut_by_one_kernel():

@@ -10,17 +10,21 @@ import pytest
 from hypothesis import strategies as st
 
 import svb_jax
-from svb_jax.projection import Share, clip_stacks
-from svb_jax.routes import empty_reading, lower_square
+from svb_jax.projection import clip_stacks
+from svb_jax.reading import empty_reading
+from svb_jax.routes import lower_square
+from svb_jax.stacks import Share, Stacks
 from tests.prescribed import LOWER, UPPER, frame
 
 clip = jax.jit(svb_jax.clip_singular_values, static_argnames="method")
 
 
 def clip_stack(stack, method, share=None):
-    shares = None if share is None else [share]
-    [clipped], reading = clip_stacks([stack], [(LOWER, UPPER)], method, empty_reading(jnp.zeros(())), shares)
-    return clipped, reading
+    shares = None if share is None else [[share]]
+    [clipped], reading = clip_stacks(
+        [Stacks.of([stack])], [[(LOWER, UPPER)]], method, empty_reading(jnp.zeros(())), shares
+    )
+    return clipped.split()[0], reading
 
 
 def straddling(count: int, condition: float) -> np.ndarray:
@@ -186,7 +190,7 @@ def test_a_reading_tells_the_spectrum_before_and_the_route():
     _, reading = clip_stack(stack, "auto")
     assert float(reading.smallest) == pytest.approx(0.01, abs=1e-5)
     assert float(reading.largest) == pytest.approx(4.0, abs=1e-5)
-    assert [int(n) for n in reading[2:]] == [4, 32, 1, 1]
+    assert reading.counts.tolist() == [4, 32, 1, 1]
 
 
 def test_a_share_clips_its_part_only():
@@ -213,9 +217,21 @@ def test_together_as_on_accelerators_gives_what_one_by_one_gives(method, monkeyp
 
     monkeypatch.setattr(jax.lax, "platform_dependent", as_elsewhere)
     jax.clear_caches()
-    actual = clip_stack(stack, method, share)
+    with svb_jax.all_platforms():
+        actual = clip_stack(stack, method, share)
     jax.clear_caches()
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), actual, expected)
+
+
+def test_without_accelerators_only_what_is_asked_for_is_traced_for_them():
+    project = jax.jit(functools.partial(svb_jax.clip_singular_values, lower=LOWER, upper=UPPER))
+    with pytest.raises(NotImplementedError, match="not found for platform tpu"):
+        jax.export.export(project, platforms=["tpu"])(jnp.eye(3))
+    project.clear_cache()
+    with svb_jax.all_platforms():
+        exported = jax.export.export(project, platforms=["cpu", "tpu", "cuda"])(jnp.eye(3))
+    matrix, answer = built((3, 3), np.array([3.0, 1.0, 0.1]))
+    np.testing.assert_allclose(exported.call(jnp.asarray(matrix, jnp.float32)), answer, atol=5e-6)
 
 
 @pytest.mark.parametrize(

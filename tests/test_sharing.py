@@ -9,8 +9,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from svb_jax import projection, routes
+from svb_jax import projection, routes, together
 from svb_jax.sharing import balanced_counts, clip_stacks
+from svb_jax.stacks import Stacks
 from tests.compiled_program import expensive_operations
 from tests.prescribed import LOWER, UPPER, before_and_after
 
@@ -51,7 +52,7 @@ def test_no_device_of_eight_has_more_than_a_sixth_of_a_wide_residual_network():
 
 
 def prescribed_stacks():
-    """Return stacks before and after, the third matrix of the first one spoilt."""
+    """Return two rows of stacks before and after, the third matrix of the first one spoilt."""
     pairs = {
         "4 x 3": [before_and_after(4, 3, seed) for seed in range(5)],
         "6 x 2": [before_and_after(6, 2, seed) for seed in range(3)],
@@ -62,11 +63,17 @@ def prescribed_stacks():
     )
     before["4 x 3"][2, 1, 1] = np.nan
     after["4 x 3"][2] = before["4 x 3"][2]
-    return jax.tree.map(jnp.float32, (before, after))
+    return as_rows(before), as_rows(after)
+
+
+def as_rows(stacks):
+    first, second, third = (jnp.asarray(stack, jnp.float32) for stack in stacks.values())
+    return [Stacks.of([first, second]), Stacks.of([third])]
 
 
 def clip(stacks, method, axis_name=None, mesh=None):
-    return clip_stacks(stacks, dict.fromkeys(stacks, (LOWER, UPPER)), method, axis_name, mesh)
+    bands = [[(LOWER, UPPER)] * len(row.shapes) for row in stacks]
+    return clip_stacks(stacks, bands, method, axis_name, mesh)
 
 
 def over_axis(stacks, method):
@@ -106,7 +113,7 @@ def test_each_device_decomposes_its_share_only(share, decompositions):
     clipped, reading = jax.jit(share, static_argnames="method")(before, method="svd")
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=2e-6), clipped, after)
     jax.effects_barrier()
-    shares = balanced_counts([stack.shape for stack in before.values()], 8).sum(axis=0)
+    shares = balanced_counts([shape for row in before for shape in row.shapes], 8).sum(axis=0)
     spoilt = 3  # The 4 x 3 matrices belong to devices 1 to 5, and the third of them is not decomposed.
     expected = {device: int(count) for device, count in enumerate(shares) if device != spoilt}
     assert decompositions == expected
@@ -118,7 +125,7 @@ def test_each_device_decomposes_its_share_only(share, decompositions):
 # On accelerators a share of a stack is decomposed together; the route polar takes that way everywhere.
 @pytest.mark.parametrize("route", ["svd", "auto"])
 def test_shares_taken_together_are_the_same(route, monkeypatch):
-    monkeypatch.setattr(projection, "clip_by_products", routes.ROUTES[route])
+    monkeypatch.setattr(projection, "by_products", together.by_route(routes.ROUTES[route]))
     projection._clip_stacks.clear_cache()
     before, after = prescribed_stacks()
     clipped, reading = jax.jit(over_two_axes, static_argnames="method")(before, method="polar")

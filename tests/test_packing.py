@@ -1,0 +1,74 @@
+"""Small arrays share a row, and each comes back out of it as it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from svb_jax.cutting import computed_zero
+from svb_jax.packing import LARGEST_TO_MIX, LARGEST_TO_PACK, join, make_packing, split
+
+ZERO = computed_zero(jnp.int32(3))
+
+
+def counted(*shapes, dtype=np.float32):
+    """Return arrays whose entries are all different."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    return [
+        jnp.arange(end - np.prod(shape), end, dtype=dtype).reshape(shape)
+        for end, shape in zip(ends, shapes, strict=True)
+    ]
+
+
+def test_what_is_packed_comes_back():
+    arrays = counted((2, 3), (4,), (2, 3), (), (0, 3), (1, 1, 2))
+    packing = make_packing(arrays)
+    [row] = packing.pack(arrays)
+    assert row.shape == (6 + 4 + 6 + 1 + 0 + 2,)
+    for array, back in zip(arrays, packing.unpack([row], arrays, ZERO), strict=True):
+        np.testing.assert_array_equal(array, back)
+
+
+def test_equal_shapes_stand_side_by_side_in_the_order_of_their_first():
+    packing = make_packing(counted((4,), (2, 3), (4,), (2, 3), (5,)))
+    assert packing.rows == ((0, 2, 1, 3, 4),)
+
+
+def test_types_are_not_mixed():
+    first = [jnp.ones(2), jnp.ones(2, jnp.bfloat16), jnp.ones(3)]
+    assert make_packing(first).rows == ((0, 2), (1,))
+    second = [jnp.ones(2), jnp.ones(2), jnp.ones(3, jnp.bfloat16)]
+    assert make_packing(first, second).rows == ((0,), (1,), (2,))
+
+
+def test_larger_arrays_share_a_row_with_their_equals_and_the_largest_with_none():
+    small, middle, large = jnp.ones(3), jnp.ones(LARGEST_TO_MIX + 1), jnp.ones((LARGEST_TO_PACK + 1, 1))
+    other = jnp.ones((LARGEST_TO_MIX + 1, 1))
+    arrays = [small, middle, large, middle, other, large, jnp.ones(LARGEST_TO_MIX)]
+    packing = make_packing(arrays)
+    assert packing.rows == ((0, 6), (1, 3), (2,), (4,), (5,))
+    # What is alone is not even flattened.
+    assert packing.pack(arrays)[2] is large
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_blank_rows_give_the_old_arrays_back(is_packed):
+    old = counted((2, 3), (4,)) + [jnp.ones(LARGEST_TO_PACK + 1)]
+    new = [-array for array in old]
+    packing = make_packing(old)
+    assert not packing.blank(old)[0].any()
+
+    @jax.jit
+    def choose(is_packed, old, new):
+        rows = jax.lax.cond(is_packed, lambda: packing.pack(new), lambda: packing.blank(old))
+        return packing.unpack_if(is_packed, rows, old, ZERO)
+
+    for chosen, array in zip(choose(is_packed, old, new), new if is_packed else old, strict=True):
+        np.testing.assert_array_equal(chosen, array)
+
+
+def test_joined_arrays_are_split_again():
+    arrays = counted((2, 3), (4,))
+    for kept in (arrays, arrays[:1]):
+        for array, back in zip(kept, split(join(kept), [array.shape for array in kept]), strict=True):
+            np.testing.assert_array_equal(array, back)
