@@ -183,7 +183,8 @@ ENTRY %main (a: f32[2]) -> f32[2] {
   %a = f32[2]{0} parameter(0)
   %b = f32[2]{0} fusion(%a), kind=kLoop, calls=%first, metadata={op_name="a/add"}
   %c = f32[2]{0} fusion(%b), kind=kLoop, calls=%second
-  ROOT %d = f32[2]{0} fusion(%c), kind=kLoop, calls=%third
+  %d = f32[2]{0} fusion(%c), kind=kCustom, calls=%first
+  ROOT %e = f32[2]{0} fusion(%d), kind=kLoop, calls=%third
 }
 """
     first, second, third = jax_steps.list_fusions(program)

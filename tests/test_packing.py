@@ -3,8 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import svb_jax
+from benchmarks.jax_steps import list_fusions
 from svb_jax.cutting import computed_zero
 from svb_jax.packing import LARGEST_TO_MIX, LARGEST_TO_PACK, join, make_packing, split
 
@@ -53,7 +56,7 @@ def test_larger_arrays_share_a_row_with_their_equals_and_the_largest_with_none()
 
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_blank_rows_give_the_old_arrays_back(is_packed):
-    old = counted((2, 3), (4,)) + [jnp.ones(LARGEST_TO_PACK + 1)]
+    old = [*counted((2, 3), (4,)), jnp.ones(LARGEST_TO_PACK + 1)]
     new = [-array for array in old]
     packing = make_packing(old)
     assert not packing.blank(old)[0].any()
@@ -72,3 +75,20 @@ def test_joined_arrays_are_split_again():
     for kept in (arrays, arrays[:1]):
         for array, back in zip(kept, split(join(kept), [array.shape for array in kept]), strict=True):
             np.testing.assert_array_equal(array, back)
+
+
+def test_more_layers_of_the_same_shapes_need_no_more_kernels():
+    def different_kernels(num_layers):
+        layers = [(3, 3, 4, 4)] * num_layers + [(4, 10)]
+        params = [{"kernel": jnp.ones(shape), "scale": jnp.ones(shape[-1])} for shape in layers]
+        batch_stats = [{"var": jnp.ones(shape[-1])} for shape in layers]
+        tx = svb_jax.bbn(svb_jax.svb(optax.sgd(0.1), epsilon=0.5, every=3), epsilon=1.0, every=3)
+
+        def step(grads, state, params):
+            updates, state = tx.update(grads, state, params, batch_stats=batch_stats)
+            return optax.apply_updates(params, updates), state
+
+        compiled = jax.jit(step).lower(params, tx.init(params), params).compile()
+        return len(set(list_fusions(compiled.as_text())))
+
+    assert different_kernels(num_layers=12) <= different_kernels(num_layers=6)
