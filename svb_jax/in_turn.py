@@ -59,7 +59,7 @@ def _clip_one_by_one(
     def clip_next(index: ArrayLike, done: Done) -> Done:
         clipped, reading = done
         gram = jax.tree.map(lambda of_stack: take(of_stack, index), decomposed)
-        matrix, values, is_exact = route.clip(take(clipped, index), gram, *band, padding=0)
+        matrix, values, is_exact, _ = route.clip(take(clipped, index), gram, *band)
         seen = read(values, *band, padding=0, is_exact=is_exact)
         return _put(clipped, matrix, index), add_reading(reading, seen)
 
@@ -73,33 +73,43 @@ def _clip_pools(
     # Room for a window that begins at the last number.
     room = jnp.zeros_like(row.numbers, shape=max(pool.window_size for pool in pools))
     numbers = _after(reading, jnp.concatenate([row.numbers, room]))
-    ends = jnp.stack([lower for lower, _ in bands]), jnp.stack([upper for _, upper in bands])
     for pool in pools:
-        clip_next = functools.partial(_clip_window, route, pool, ends)
-        turns, order = pool.count, None
-        members = [(pool.shapes[member][0], shares[member]) for member in pool.members]
-        is_mine = [share.holds(count) for count, share in members if share is not None]
-        if is_mine:
-            turns, order = sum(map(jnp.sum, is_mine)), jnp.argsort(~jnp.concatenate(is_mine))
-        numbers, reading = lax.fori_loop(0, turns, functools.partial(clip_next, order), (numbers, reading))
+        numbers, reading = _clip_pool(route, pool, bands, shares, (numbers, reading))
     return row.replace(numbers[: row.numbers.size]), reading
 
 
-def _clip_window(
-    route: Route,
-    pool: Pool,
-    ends: tuple[jax.Array, jax.Array],
-    order: jax.Array | None,
-    turn: ArrayLike,
-    done: Done,
-) -> Done:
-    numbers, reading = done
-    place = pool.place(turn if order is None else take(order, turn))
-    lower, upper = (take(end, place.member) for end in ends)
-    padding = pool.window[1] - place.short
-    window, values, is_exact = route(pool.take(numbers, place), lower, upper, padding)
-    seen = read(values, lower, upper, padding, is_exact)
-    return pool.put(numbers, window, place), add_reading(reading, seen)
+def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Done) -> Done:
+    """Clip the matrices of a pool, as many of a stack at once as fit into a window.
+
+    Those whose window is not good for the route as a whole are taken again, one by one.
+    """
+    lowers, uppers = jnp.stack([lower for lower, _ in bands]), jnp.stack([upper for _, upper in bands])
+    turns, order, stops = pool.count, None, jnp.asarray([count for count, _, _ in pool.shapes], jnp.int32)
+    if held := [share for share in shares if share is not None]:
+        mine = jnp.concatenate([held[member].holds(pool.shapes[member][0]) for member in pool.members])
+        turns, order = jnp.sum(mine), jnp.argsort(~mine)
+        stops = jnp.stack([jnp.asarray(share.start + share.count, jnp.int32) for share in held])
+
+    def clip_next(state: tuple[jax.Array, jax.Array, Done]) -> tuple[jax.Array, jax.Array, Done]:
+        turn, one_by_one_until, (numbers, reading) = state
+        place = pool.place(turn if order is None else take(order, turn))
+        num = jnp.minimum(place.fits, take(stops, place.member) - place.position)
+        num = jnp.where(turn < one_by_one_until, 1, num) if route.is_by_square else 1
+        lower, upper = take(lowers, place.member), take(uppers, place.member)
+        padding = pool.window[1] - num * place.short
+        window = pool.take(numbers, place, num)
+        window, values, is_exact, is_done = route(window, lower, upper, padding, num == 1)
+        seen = add_reading(reading, read(values, lower, upper, padding, is_exact))
+        reading = jax.tree.map(lambda new, old: jnp.where(is_done, new, old), seen, reading)
+        numbers = pool.put(numbers, window, place, num)
+        return (
+            jnp.where(is_done, turn + num, turn),
+            jnp.where(is_done, one_by_one_until, turn + num),
+            (numbers, reading),
+        )
+
+    start = jnp.zeros_like(done[1].skipped)
+    return lax.while_loop(lambda state: state[0] < turns, clip_next, (start, start, done))[-1]
 
 
 def decompose_in_turn(

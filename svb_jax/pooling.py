@@ -20,7 +20,7 @@ from svb_jax.cutting import take
 from svb_jax.stacks import Shape
 
 # How many times their own numbers the windows of a pool may hold.
-MOST_FILLING = 4
+MOST_FILLING = 2
 
 
 class Place(NamedTuple):
@@ -32,7 +32,9 @@ class Place(NamedTuple):
       short: the length of its short side, the window's columns.
       row_stride: how far its number lies from the one in the window's next row.
       column_stride: how far from the one in the next column.
-      member: the stack it is from, as the pool counts them.
+      fits: how many such matrices fit into a window, each with rows and columns of its own.
+      member: the stack it is from.
+      position: its place in that stack.
     """
 
     start: jax.Array
@@ -40,7 +42,9 @@ class Place(NamedTuple):
     short: jax.Array
     row_stride: jax.Array
     column_stride: jax.Array
+    fits: jax.Array
     member: jax.Array
+    position: jax.Array
 
 
 @dataclass(frozen=True)
@@ -75,23 +79,33 @@ class Pool:
         """Return where a matrix stands."""
         return Place(*jnp.unstack(take(jnp.asarray(self._places), index)))
 
-    def take(self, numbers: jax.Array, place: Place) -> jax.Array:
-        """Return a matrix, its long side first, in a window filled up with zeros."""
-        row, column = (lax.broadcasted_iota(jnp.int32, self.window, axis) for axis in (0, 1))
-        is_inside = (row < place.long) & (column < place.short)
-        inner = jnp.where(is_inside, row * place.row_stride + column * place.column_stride, 0)
-        return jnp.where(is_inside, numbers.at[place.start + inner].get(mode="promise_in_bounds"), 0)
+    def take(self, numbers: jax.Array, place: Place, num: ArrayLike) -> jax.Array:
+        """Return a matrix and those behind it, ``num`` in all, in a window filled up with zeros.
 
-    def put(self, numbers: jax.Array, window: jax.Array, place: Place) -> jax.Array:
-        """Return the numbers with a matrix replaced by the part of a window that is its own."""
+        Each has its long side first, and rows and columns of its own: none is longer or wider for it.
+        """
+        row, column = (lax.broadcasted_iota(jnp.int32, self.window, axis) for axis in (0, 1))
+        order = _divide(row, place.long)
+        is_inside = (order == _divide(column, place.short)) & (order < num)
+        row, column = row - order * place.long, column - order * place.short
+        inner = order * place.long * place.short + row * place.row_stride + column * place.column_stride
+        numbers = numbers.at[place.start + jnp.where(is_inside, inner, 0)].get(mode="promise_in_bounds")
+        return jnp.where(is_inside, numbers, 0)
+
+    def put(self, numbers: jax.Array, window: jax.Array, place: Place, num: ArrayLike) -> jax.Array:
+        """Return the numbers with ``num`` matrices replaced by the parts of a window that are their own."""
         inner = jnp.arange(self.window_size, dtype=jnp.int32)
+        size = place.long * place.short
+        order = _divide(inner, size)
+        is_inside = order < num
+        inner = inner - order * size
         is_wide = place.column_stride > 1
         width = jnp.maximum(place.row_stride, place.column_stride)
-        # Exact, since there are far fewer places than a float32 has digits; and faster than whole numbers.
-        high = ((inner + 0.5) / width).astype(jnp.int32)
+        high = _divide(inner, width)
         low = inner - high * width
-        is_inside = inner < place.long * place.short
-        own = window.at[jnp.where(is_wide, low, high), jnp.where(is_wide, high, low)].get(mode="clip")
+        row = order * place.long + jnp.where(is_wide, low, high)
+        column = order * place.short + jnp.where(is_wide, high, low)
+        own = window.at[row, column].get(mode="clip")
         behind = lax.dynamic_slice_in_dim(
             numbers, place.start, self.window_size, allow_negative_indices=False
         )
@@ -100,16 +114,26 @@ class Pool:
             numbers, replaced, place.start, 0, allow_negative_indices=False
         )
 
+    @property
+    def num_windows(self) -> int:
+        """Return how many windows hold all matrices."""
+        return sum(-(-self.shapes[member][0] // self._fits(member)) for member in self.members)
+
+    def _fits(self, member: int) -> int:
+        sides = self.shapes[member][1:]
+        return min(self.window[0] // max(sides), self.window[1] // min(sides))
+
     @functools.cached_property
     def _places(self) -> np.ndarray:
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = np.cumsum(sizes) - sizes
-        places = [
-            (starts[member] + index * m * n, max(m, n), min(m, n), *((n, 1) if m >= n else (1, n)), member)
-            for member in self.members
-            for count, m, n in [self.shapes[member]]
-            for index in range(count)
-        ]
+        places = []
+        for member in self.members:
+            count, m, n = self.shapes[member]
+            strides = (n, 1) if m >= n else (1, n)
+            for position in range(count):
+                start = starts[member] + position * m * n
+                places.append((start, max(m, n), min(m, n), *strides, self._fits(member), member, position))
         return np.asarray(places, np.int32)
 
 
@@ -131,4 +155,12 @@ def make_pools(shapes: tuple[Shape, ...]) -> list[Pool]:
 
 def _is_filled_well(pool: Pool) -> bool:
     numbers = sum(math.prod(pool.shapes[member]) for member in pool.members)
-    return pool.count * pool.window_size <= MOST_FILLING * numbers
+    return pool.num_windows * pool.window_size <= MOST_FILLING * numbers
+
+
+def _divide(place: jax.Array, length: jax.Array) -> jax.Array:
+    """Return the quotient of a place in a window and a length, without what remains.
+
+    Exact, since there are far fewer places than a float32 has digits; and faster than with whole numbers.
+    """
+    return ((place + 0.5) / length).astype(jnp.int32)

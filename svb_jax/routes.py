@@ -33,11 +33,13 @@ class Clipped(NamedTuple):
       matrix: with its singular values in the band.
       values: the singular values before, rising; NaN if the matrix was skipped.
       is_exact: whether the exact route was taken.
+      is_done: False if several matrices in one were left as they are, because not all are good for it.
     """
 
     matrix: jax.Array
     values: jax.Array
     is_exact: jax.Array
+    is_done: jax.Array
 
 
 class Decomposition(NamedTuple):
@@ -125,58 +127,55 @@ class Route(NamedTuple):
     """How matrices are clipped.
 
     Attributes:
-      clip: from matrices, their decomposition, the band's two ends and how many rows or columns of the short
-        side are zeros that fill the matrix up, to the clipped matrices.
-      is_by_square: whether it takes a decomposition at all.
+      clip: from matrices, their decomposition, the band's two ends, how many rows or columns of the short
+        side are zeros that fill the matrix up, and whether it is one matrix or several in one, each with
+        rows and columns of its own, to the clipped matrices.
+      is_by_square: whether it takes a decomposition at all, as several in one must.
     """
 
     clip: Callable[..., Clipped]
     is_by_square: bool
 
     def __call__(
-        self, matrix: jax.Array, lower: ArrayLike, upper: ArrayLike, padding: ArrayLike = 0
+        self,
+        matrix: jax.Array,
+        lower: ArrayLike,
+        upper: ArrayLike,
+        padding: ArrayLike = 0,
+        is_one: ArrayLike = True,
     ) -> Clipped:
         """Return the clipped matrices, decomposed here."""
         decomposed = decompose(square(matrix)) if self.is_by_square else None
-        return self.clip(matrix, decomposed, lower, upper, padding)
+        return self.clip(matrix, decomposed, lower, upper, padding, is_one)
 
 
 def _by_svd(
-    matrix: jax.Array, _: Decomposition | None, lower: jax.Array, upper: jax.Array, padding: ArrayLike
+    matrix: jax.Array,
+    _: Decomposition | None,
+    lower: jax.Array,
+    upper: jax.Array,
+    padding: ArrayLike = 0,
+    is_one: ArrayLike = True,
 ) -> Clipped:
-    del padding
+    del padding, is_one
     return lax.cond(
         jnp.all(_is_finite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), _leave, matrix
     )
 
 
-def _by_gram(
-    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
-) -> Clipped:
-    is_good = jnp.all(jnp.isfinite(gram.eigenvalues))
-    return _clip_if_good(matrix, gram, lower, upper, padding, is_good, _leave)
-
-
-def _by_auto(
-    matrix: jax.Array, gram: Decomposition, lower: jax.Array, upper: jax.Array, padding: ArrayLike
-) -> Clipped:
-    def exact(matrix: jax.Array) -> Clipped:
-        return _by_svd(matrix, None, lower, upper, padding)
-
-    is_good = gram.is_conditioned(TWO_PASS_CONDITION, padding)
-    return _clip_if_good(matrix, gram, lower, upper, padding, is_good, exact)
-
-
-def _clip_if_good(
+def _by_square(
+    is_exact: bool,
     matrix: jax.Array,
     gram: Decomposition,
     lower: jax.Array,
     upper: jax.Array,
-    padding: ArrayLike,
-    is_good: jax.Array,
-    otherwise: Callable[[jax.Array], Clipped],
+    padding: ArrayLike = 0,
+    is_one: ArrayLike = True,
 ) -> Clipped:
-    """Clip by a decomposition if it is good: not at all, once or twice, as its eigenvalues say."""
+    """Clip by a decomposition, not at all, once or twice as its eigenvalues say; if they are good for it.
+
+    If not, a matrix takes the exact route, or is left alone if there is none.
+    """
 
     def once(matrix: jax.Array) -> jax.Array:
         return gram.clip(matrix, lower, upper)
@@ -193,24 +192,31 @@ def _clip_if_good(
         )
 
     def by(clip: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Clipped]:
-        return lambda matrix: Clipped(clip(matrix), gram.values, jnp.array(False))
+        return lambda matrix: Clipped(clip(matrix), gram.values, jnp.array(False), is_done)
 
+    def otherwise(matrix: jax.Array) -> Clipped:
+        return _by_svd(matrix, None, lower, upper) if is_exact else _leave(matrix)
+
+    is_good = gram.is_conditioned(TWO_PASS_CONDITION, padding)
+    if not is_exact:
+        is_good |= jnp.all(jnp.isfinite(gram.eigenvalues)) & is_one
+    is_done = is_good | is_one
     passes = jnp.where(gram.is_conditioned(ONE_PASS_CONDITION, padding), 1, 2)
     passes = jnp.where(gram.is_inside(lower, upper, padding), 0, passes)
-    branches = [by(lambda matrix: matrix), by(once), by(twice), otherwise]
-    return lax.switch(jnp.where(is_good, passes, 3), branches, matrix)
+    branch = jnp.where(is_good, passes, jnp.where(is_one, 3, 0))
+    return lax.switch(branch, [by(lambda matrix: matrix), by(once), by(twice), otherwise], matrix)
 
 
 ROUTES: dict[str, Route] = {
-    "auto": Route(_by_auto, is_by_square=True),
+    "auto": Route(functools.partial(_by_square, True), is_by_square=True),
     "svd": Route(_by_svd, is_by_square=False),
-    "gram": Route(_by_gram, is_by_square=True),
+    "gram": Route(functools.partial(_by_square, False), is_by_square=True),
 }
 
 
 def _leave(matrix: jax.Array) -> Clipped:
     values = matrix[..., 0] if _is_tall(jnp.swapaxes(matrix, -2, -1)) else matrix[..., 0, :]
-    return Clipped(matrix, jnp.full_like(values, jnp.nan), jnp.array(False))
+    return Clipped(matrix, jnp.full_like(values, jnp.nan), jnp.array(False), jnp.array(True))
 
 
 def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
@@ -220,7 +226,7 @@ def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipp
     # The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show.
     inner = matmul(_to_orthonormal(u) * gain[..., None, :], _to_orthonormal(jnp.swapaxes(vt, -2, -1)))
     change = matmul(matmul(u, inner), vt) if _is_tall(matrix) else matmul(u, matmul(inner, vt))
-    return Clipped(keep[..., None] * matrix + change, s[..., ::-1], jnp.array(True))
+    return Clipped(keep[..., None] * matrix + change, s[..., ::-1], jnp.array(True), jnp.array(True))
 
 
 def _to_orthonormal(columns: jax.Array) -> jax.Array:

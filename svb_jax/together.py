@@ -38,7 +38,7 @@ def by_route(route: Route) -> Together:
     """Return a route that decomposes, with readings."""
 
     def clip(matrices: jax.Array, lower: ArrayLike, upper: ArrayLike) -> Done:
-        clipped, values, is_exact = route(matrices, lower, upper)
+        clipped, values, is_exact, _ = route(matrices, lower, upper)
         return clipped, read(values, lower, upper, 0, is_exact)
 
     return clip

@@ -1,5 +1,7 @@
 """Small matrices of unequal shapes that go through one program: the same answers as each on its own."""
 
+import itertools
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -44,15 +46,36 @@ def test_matrices_are_taken_long_side_first_and_filled_up_with_zeros():
         matrix = matrix if len(matrix) >= len(matrix.T) else matrix.T
         answer = np.zeros((40, 16), np.float32)
         answer[: matrix.shape[0], : matrix.shape[1]] = matrix
-        np.testing.assert_array_equal(pool.take(numbers, place), answer)
+        np.testing.assert_array_equal(pool.take(numbers, place, 1), answer)
         assert int(place.short) == min(matrix.shape)
+
+
+def test_several_matrices_have_rows_and_columns_of_their_own_in_a_window():
+    pool, numbers, matrices = one_pool([*stacks_of([(6, 4), (3, 7)], count=5), *stacks_of([(20, 10)], 9)])
+    assert pool.window == (20, 10)
+    assert {(int(place.fits), matrix.shape) for place, matrix in matrices} == {
+        (2, (6, 4)),
+        (2, (3, 7)),
+        (1, (20, 10)),
+    }
+    assert pool.num_windows == 3 + 3 + 9
+    for (place, first), (_, second) in itertools.pairwise(matrices):
+        if int(place.fits) == 2 and first.shape == second.shape:
+            first, second = (each if len(each) >= len(each.T) else each.T for each in (first, second))
+            (long, short), answer = first.shape, np.zeros((20, 10), np.float32)
+            answer[:long, :short], answer[long : 2 * long, short : 2 * short] = first, second
+            np.testing.assert_array_equal(pool.take(numbers, place, 2), answer)
+            changed = pool.put(numbers, -pool.take(numbers, place, 2), place, 2)
+            own = slice(int(place.start), int(place.start) + 2 * first.size)
+            np.testing.assert_array_equal(changed[own], -numbers[own])
+            np.testing.assert_array_equal(changed.at[own].set(0), numbers.at[own].set(0))
 
 
 def test_what_is_put_goes_home_and_touches_no_other():
     pool, numbers, matrices = one_pool(stacks_of(SHAPES, count=2))
     for place, matrix in matrices:
         start, size = int(place.start), matrix.size
-        before, numbers = numbers, pool.put(numbers, -pool.take(numbers, place), place)
+        before, numbers = numbers, pool.put(numbers, -pool.take(numbers, place, 1), place, 1)
         np.testing.assert_array_equal(numbers[start : start + size], -matrix.reshape(-1))
         np.testing.assert_array_equal(numbers[:start], before[:start])
         np.testing.assert_array_equal(numbers[start + size :], before[start + size :])
@@ -73,20 +96,22 @@ def test_a_row_is_pooled_and_no_more_filled_up_than_agreed():
     assert pool.window == (576, 64)
     assert sorted(pool.members) == [0, 1, 2, 3, 4, 5, 6]
     numbers = sum(np.prod(shape) for shape in convnet_38)
-    assert pool.count * np.prod(pool.window) <= MOST_FILLING * numbers
-    # Hundreds of depthwise kernels would each cost as much as the largest matrix.
-    assert [pool.window for pool in make_pools(((512, 9, 1), (1, 576, 64)))] == [(576, 64), (9, 1)]
+    assert pool.num_windows * np.prod(pool.window) <= MOST_FILLING * numbers
+    # Hundreds of depthwise kernels fit into a few windows, but single ones of other shapes do not.
+    assert len(make_pools(((512, 9, 1), (8, 576, 64)))) == 1
+    assert len(make_pools((*((1, 9 + k, 1) for k in range(8)), (1, 576, 64)))) > 1
     assert [pool.members for pool in make_pools(((0, 3, 4), (2, 3, 4), (3, 0, 5)))] == [(1,)]
 
 
 def test_two_pools_of_one_row_leave_each_other_alone():
-    stacks = [*stacks_of([(3, 1)], count=64), *stacks_of([(40, 16)]), *stacks_of([(1, 3)], count=64)]
-    assert len(make_pools(tuple(stack.shape for stack in stacks))) == 2
+    narrow = stacks_of([(3 + k, 1) for k in range(8)])
+    stacks = [*narrow[:4], *stacks_of([(40, 16)]), *narrow[4:]]
+    assert len(make_pools(tuple(stack.shape for stack in stacks))) > 1
     clipped, reading = clip_all(stacks, "auto")
     for stack, result in zip(stacks, clipped, strict=True):
         for matrix, after in zip(stack, result, strict=True):
             is_nearest_in_band(matrix, after, LOWER, UPPER)
-    assert int(reading.values) == 64 + 16 + 64
+    assert int(reading.values) == 8 + 16
 
 
 def is_nearest_in_band(matrix, clipped, lower, upper):
@@ -143,6 +168,42 @@ def test_a_matrix_that_is_not_finite_spoils_no_neighbour(method):
     for one, other in zip(clipped[1:], good[1:], strict=True):
         np.testing.assert_array_equal(one, other)
     assert int(reading.skipped) == 1
+
+
+@pytest.mark.parametrize("method", ["gram", "auto"])
+@pytest.mark.parametrize("kind", ["not finite", "ill-conditioned", "tiny", "zero"])
+def test_a_matrix_that_spoils_its_window_is_taken_by_itself(method, kind):
+    """Six matrices fit into two windows of one stack; what is wrong with one must not reach the others."""
+    stack = np.stack([frame(6, 4, seed).matrix(np.geomspace(2.0, 0.6, 4)) for seed in range(6)])
+    spoilt = {
+        "not finite": np.full((6, 4), np.nan),
+        "ill-conditioned": frame(6, 4).matrix(np.array([2.0, 1.0, 1.0, 1e-4])),
+        "tiny": 1e-6 * stack[0],
+        "zero": np.zeros((6, 4)),
+    }[kind]
+    window = np.stack([frame(18, 12, seed).matrix(np.geomspace(2.0, 0.6, 12)) for seed in range(2)])
+    stacks = [jnp.asarray(stack, jnp.float32), jnp.asarray(window, jnp.float32)]
+    [pool] = make_pools(tuple(stack.shape for stack in stacks))
+    assert pool.num_windows == 2 + 2
+    good, all_of = clip_all(stacks, method)
+    assert all_of.counts.tolist()[1:] == [48, 0, 0]
+    stacks[0] = stacks[0].at[1].set(jnp.asarray(spoilt, jnp.float32))
+    clipped, reading = clip_all(stacks, method)
+    for index in (0, 2, 3, 4, 5):
+        np.testing.assert_allclose(clipped[0][index], good[0][index], atol=1e-6)
+    np.testing.assert_array_equal(clipped[1], good[1])
+    _, by_itself = clip_all([stacks[0][1:2]], method)
+    if kind == "not finite" or (method, kind) == ("gram", "zero"):
+        np.testing.assert_array_equal(clipped[0][1], stacks[0][1])
+    elif method == "auto" or kind == "tiny":
+        is_nearest_in_band(stacks[0][1], clipped[0][1], LOWER, UPPER)
+    assert (
+        int(reading.exact)
+        == int(by_itself.exact)
+        == (method == "auto" and kind in ("ill-conditioned", "zero"))
+    )
+    assert int(reading.skipped) == int(by_itself.skipped) == (kind == "not finite")
+    assert int(reading.values) == 48 - 4 * (kind == "not finite")
 
 
 def test_a_reading_counts_no_zeros_that_fill_up():
