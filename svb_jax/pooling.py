@@ -28,23 +28,30 @@ class Place(NamedTuple):
 
     Attributes:
       start: its first number.
-      long: the length of its long side, the window's rows.
-      short: the length of its short side, the window's columns.
-      row_stride: how far its number lies from the one in the window's next row.
-      column_stride: how far from the one in the next column.
+      rows: how many it has.
+      columns: how many it has, that is how far one of its rows lies behind the other.
+      is_wide: 1 if it has more columns than rows, and is turned over in a window.
       fits: how many such matrices fit into a window, each with rows and columns of its own.
       member: the stack it is from.
       position: its place in that stack.
+      inverse_rows: 1 / rows; to multiply by it is faster than to divide, and compiled faster.
+      inverse_columns: 1 / columns.
     """
 
     start: jax.Array
-    long: jax.Array
-    short: jax.Array
-    row_stride: jax.Array
-    column_stride: jax.Array
+    rows: jax.Array
+    columns: jax.Array
+    is_wide: jax.Array
     fits: jax.Array
     member: jax.Array
     position: jax.Array
+    inverse_rows: jax.Array
+    inverse_columns: jax.Array
+
+    @property
+    def short(self) -> jax.Array:
+        """Return its shorter side."""
+        return jnp.where(self.is_wide > 0, self.rows, self.columns)
 
 
 @dataclass(frozen=True)
@@ -77,39 +84,36 @@ class Pool:
 
     def place(self, index: ArrayLike) -> Place:
         """Return where a matrix stands."""
-        return Place(*jnp.unstack(take(jnp.asarray(self._places), index)))
+        whole, inverse = (jnp.unstack(take(jnp.asarray(table), index)) for table in self._places)
+        return Place(*whole, *inverse)
 
     def take(self, numbers: jax.Array, place: Place, num: ArrayLike) -> jax.Array:
         """Return a matrix and those behind it, ``num`` in all, in a window filled up with zeros.
 
         Each has its long side first, and rows and columns of its own: none is longer or wider for it.
         """
-        row, column = (lax.broadcasted_iota(jnp.int32, self.window, axis) for axis in (0, 1))
-        order = _divide(row, place.long)
-        is_inside = (order == _divide(column, place.short)) & (order < num)
-        row, column = row - order * place.long, column - order * place.short
-        inner = order * place.long * place.short + row * place.row_stride + column * place.column_stride
+        long, short = (lax.broadcasted_iota(jnp.int32, self.window, axis) for axis in (0, 1))
+        is_wide = place.is_wide > 0
+        row, column = jnp.where(is_wide, short, long), jnp.where(is_wide, long, short)
+        order = _quotient(row, place.inverse_rows)
+        is_inside = (order == _quotient(column, place.inverse_columns)) & (order < num)
+        inner = (row - order) * place.columns + column
         numbers = numbers.at[place.start + jnp.where(is_inside, inner, 0)].get(mode="promise_in_bounds")
         return jnp.where(is_inside, numbers, 0)
 
     def put(self, numbers: jax.Array, window: jax.Array, place: Place, num: ArrayLike) -> jax.Array:
         """Return the numbers with ``num`` matrices replaced by the parts of a window that are their own."""
         inner = jnp.arange(self.window_size, dtype=jnp.int32)
-        size = place.long * place.short
-        order = _divide(inner, size)
-        is_inside = order < num
-        inner = inner - order * size
-        is_wide = place.column_stride > 1
-        width = jnp.maximum(place.row_stride, place.column_stride)
-        high = _divide(inner, width)
-        low = inner - high * width
-        row = order * place.long + jnp.where(is_wide, low, high)
-        column = order * place.short + jnp.where(is_wide, high, low)
-        own = window.at[row, column].get(mode="clip")
+        row = _quotient(inner, place.inverse_columns)
+        order = _quotient(row, place.inverse_rows)
+        column = inner - (row - order) * place.columns
+        is_wide = place.is_wide > 0
+        long, short = jnp.where(is_wide, column, row), jnp.where(is_wide, row, column)
+        own = window.at[long, short].get(mode="clip")
         behind = lax.dynamic_slice_in_dim(
             numbers, place.start, self.window_size, allow_negative_indices=False
         )
-        replaced = jnp.where(is_inside, own, behind)
+        replaced = jnp.where(order < num, own, behind)
         return lax.dynamic_update_slice_in_dim(
             numbers, replaced, place.start, 0, allow_negative_indices=False
         )
@@ -124,17 +128,19 @@ class Pool:
         return min(self.window[0] // max(sides), self.window[1] // min(sides))
 
     @functools.cached_property
-    def _places(self) -> np.ndarray:
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = np.cumsum(sizes) - sizes
-        places = []
-        for member in self.members:
-            count, m, n = self.shapes[member]
-            strides = (n, 1) if m >= n else (1, n)
-            for position in range(count):
-                start = starts[member] + position * m * n
-                places.append((start, max(m, n), min(m, n), *strides, self._fits(member), member, position))
-        return np.asarray(places, np.int32)
+        places = np.asarray(
+            [
+                (starts[member] + position * m * n, m, n, m < n, self._fits(member), member, position)
+                for member in self.members
+                for count, m, n in [self.shapes[member]]
+                for position in range(count)
+            ],
+            np.int32,
+        )
+        return places, (1 / places[:, 1:3]).astype(np.float32)
 
 
 def make_pools(shapes: tuple[Shape, ...]) -> list[Pool]:
@@ -158,9 +164,9 @@ def _is_filled_well(pool: Pool) -> bool:
     return pool.num_windows * pool.window_size <= MOST_FILLING * numbers
 
 
-def _divide(place: jax.Array, length: jax.Array) -> jax.Array:
-    """Return the quotient of a place in a window and a length, without what remains.
+def _quotient(place: jax.Array, inverse: jax.Array) -> jax.Array:
+    """Return a place in a window divided by what ``inverse`` is one part of, without what remains.
 
-    Exact, since there are far fewer places than a float32 has digits; and faster than with whole numbers.
+    Exact, since there are far fewer places than a float32 has digits.
     """
-    return ((place + 0.5) / length).astype(jnp.int32)
+    return ((place + 0.5) * inverse).astype(jnp.int32)
