@@ -1,5 +1,6 @@
 """Bounded Batch Normalization: keeping a layer's scales near their mean."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -25,11 +26,28 @@ class ScaleLeaf(NamedTuple):
 
 
 class ScaleReading(NamedTuple):
-    """What a bounding of scales saw, summed up over the layers."""
+    """What a bounding of scales saw, summed up over the layers.
 
-    clipped: jax.Array
-    values: jax.Array
-    skipped: jax.Array
+    Attributes:
+      counts: of scales clipped, of all, of layers left alone; one array, which is compiled at once.
+    """
+
+    counts: jax.Array
+
+    @property
+    def clipped(self) -> jax.Array:
+        """Return how many scales were outside their band."""
+        return self.counts[0]
+
+    @property
+    def values(self) -> jax.Array:
+        """Return how many scales there were."""
+        return self.counts[1]
+
+    @property
+    def skipped(self) -> jax.Array:
+        """Return how many layers were left alone, because their mean is not positive and finite."""
+        return self.counts[2]
 
 
 def scale_leaves(
@@ -84,7 +102,7 @@ def clip_scale_rows(
       kind: which of the two forms.
       bn_epsilon: what BatchNorm adds to its variance.
     """
-    bounded, readings = [], []
+    bounded, counts = [], []
     for positions, row in zip(packing.rows, rows, strict=True):
         layers = Layers(tuple(packing.shapes[position] for position in positions))
         gamma = layers.gather(row)
@@ -95,8 +113,8 @@ def clip_scale_rows(
             std = jnp.sqrt(layers.gather(variance) + bn_epsilon)
         clipped, reading = clip_scales(gamma, std, jnp.asarray(layers.widths), epsilon)
         bounded.append(shard_like(layers.scatter(clipped).reshape(row.shape), row))
-        readings.append(reading)
-    return bounded, jax.tree.map(lambda *counts: sum(counts, jnp.zeros((), jnp.int32)), *readings)
+        counts.append(reading.counts)
+    return bounded, ScaleReading(functools.reduce(jnp.add, counts))
 
 
 @dataclass(frozen=True)
@@ -154,13 +172,12 @@ def clip_scales(
     is_sound = jnp.isfinite(alpha) & (alpha > 0)
     bound = 1 + jnp.asarray(epsilon, gamma.dtype)
     relative = ratio / jnp.where(is_sound, alpha, 1)
-    is_clipped = is_sound & ((relative > bound) | (relative < 1 / bound))
-    is_clipped &= jnp.arange(gamma.shape[-1]) < widths
+    channel = jnp.arange(gamma.shape[-1])
+    is_scale = channel < widths
+    is_clipped = is_sound & ((relative > bound) | (relative < 1 / bound)) & is_scale
     bounded = jnp.where(is_clipped, alpha * std * jnp.clip(relative, 1 / bound, bound), gamma)
-    # Both counts by one sum.
-    is_first = jnp.arange(gamma.shape[-1]) == 0
-    clipped, skipped = jnp.sum(jnp.stack([is_clipped, ~is_sound & is_first]), axis=(1, 2), dtype=jnp.int32)
-    return bounded, ScaleReading(clipped, jnp.sum(widths, dtype=jnp.int32), skipped)
+    is_counted = jnp.stack([is_clipped, is_scale, ~is_sound & (channel == 0)])
+    return bounded, ScaleReading(jnp.sum(is_counted, axis=(1, 2), dtype=jnp.int32))
 
 
 def _owner(path: tuple[Any, ...]) -> str:

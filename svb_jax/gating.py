@@ -1,6 +1,6 @@
 """What every bound does alike: wait for its step, then land the update on a bounded point."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from svb_jax.packing import Packing, make_packing
 ScalarOrSchedule = ArrayLike | optax.Schedule
 # A mask as ``optax.masked`` takes it: a tree of booleans, or a function of the parameters.
 Where = Any | Callable[[Any], Any]
-Bounded = tuple[list[jax.Array], Mapping[str, jax.Array]]
+Bounded = tuple[list[jax.Array], Any]
 Bound = Callable[[Packing, list[jax.Array], ArrayLike], Bounded]
 
 
@@ -41,7 +41,8 @@ class Timing:
     def is_due(self, step: jax.Array) -> jax.Array:
         """Return whether to act at this step, counted from 1."""
         # inject_hyperparams hands numbers over as arrays of its own type.
-        due = step % jnp.asarray(self.every).astype(jnp.int32) == 0
+        # No step is negative, so that what remains is never either.
+        due = lax.rem(step, jnp.asarray(self.every).astype(step.dtype)) == 0
         return due if self.until is None else due & (step <= jnp.asarray(self.until).astype(jnp.int32))
 
     def epsilon_after(self, count: jax.Array) -> ArrayLike:
@@ -64,7 +65,7 @@ def replace_updates(
 
     Args:
       updates: the step that would be taken.
-      state: a named tuple with ``count`` and ``step``, and whatever else ``bound`` returns by name.
+      state: a named tuple of ``count``, ``step`` and ``reading``.
       params: the parameters before the step.
       indices: which of the flattened leaves are bounded.
       timing: when.
@@ -86,13 +87,13 @@ def replace_updates(
         moves = packing.pack(steps)
         before = [p.astype(exact_dtype(p)) for p in packing.pack(old)]
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, moves, strict=True)]
-        bounded, seen = bound(packing, stepped, timing.epsilon_after(state.count))
+        bounded, reading = bound(packing, stepped, timing.epsilon_after(state.count))
         # What the bound left alone keeps its step: infinite weights have no difference to land on.
         landed = [
             jnp.where(b == s, u, (b - p).astype(u.dtype))
             for b, s, u, p in zip(bounded, stepped, moves, before, strict=True)
         ]
-        return landed, state._replace(count=count, step=count, **seen)
+        return landed, state._replace(count=count, step=count, reading=reading)
 
     def leave(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         del old

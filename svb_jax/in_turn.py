@@ -83,8 +83,7 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
 
     Those whose window is not good for the route as a whole are taken again, one by one.
     """
-    lowers, uppers = jnp.stack([lower for lower, _ in bands]), jnp.stack([upper for _, upper in bands])
-    turns, order, stops = pool.count, None, jnp.asarray([count for count, _, _ in pool.shapes], jnp.int32)
+    turns, order, stops = pool.count, None, None
     if held := [share for share in shares if share is not None]:
         mine = jnp.concatenate([held[member].holds(pool.shapes[member][0]) for member in pool.members])
         turns, order = jnp.sum(mine), jnp.argsort(~mine)
@@ -93,9 +92,11 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
     def clip_next(state: tuple[jax.Array, jax.Array, Done]) -> tuple[jax.Array, jax.Array, Done]:
         turn, one_by_one_until, (numbers, reading) = state
         place = pool.place(turn if order is None else take(order, turn))
-        num = jnp.minimum(place.fits, take(stops, place.member) - place.position)
+        num = place.fits
+        if stops is not None:
+            num = jnp.minimum(num, take(stops, place.member) - place.position)
         num = jnp.where(turn < one_by_one_until, 1, num) if route.is_by_square else 1
-        lower, upper = take(lowers, place.member), take(uppers, place.member)
+        lower, upper = _band(bands, place.member)
         padding = pool.window[1] - num * place.short
         window = pool.take(numbers, place, num)
         window, values, is_exact, is_done = route(window, lower, upper, padding, num == 1)
@@ -110,6 +111,14 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
 
     start = jnp.zeros_like(done[1].skipped)
     return lax.while_loop(lambda state: state[0] < turns, clip_next, (start, start, done))[-1]
+
+
+def _band(bands: Bands, member: jax.Array) -> tuple[ArrayLike, ArrayLike]:
+    if len(bands) == 1:
+        return bands[0]
+    return take(jnp.stack([lower for lower, _ in bands]), member), take(
+        jnp.stack([upper for _, upper in bands]), member
+    )
 
 
 def decompose_in_turn(

@@ -31,7 +31,7 @@ class Place(NamedTuple):
       rows: how many it has.
       columns: how many it has, that is how far one of its rows lies behind the other.
       is_wide: 1 if it has more columns than rows, and is turned over in a window.
-      fits: how many such matrices fit into a window, each with rows and columns of its own.
+      fits: how many of its stack, from it on, fit into a window, each with rows and columns of its own.
       member: the stack it is from.
       position: its place in that stack.
       inverse_rows: 1 / rows; to multiply by it is faster than to divide, and compiled faster.
@@ -133,7 +133,12 @@ class Pool:
         starts = np.cumsum(sizes) - sizes
         places = np.asarray(
             [
-                (starts[member] + position * m * n, m, n, m < n, self._fits(member), member, position)
+                (
+                    starts[member] + position * m * n,
+                    *(m, n, m < n),
+                    min(self._fits(member), count - position),
+                    *(member, position),
+                )
                 for member in self.members
                 for count, m, n in [self.shapes[member]]
                 for position in range(count)
@@ -169,4 +174,4 @@ def _quotient(place: jax.Array, inverse: jax.Array) -> jax.Array:
 
     Exact, since there are far fewer places than a float32 has digits.
     """
-    return ((place + 0.5) * inverse).astype(jnp.int32)
+    return (place * inverse + 0.5 * inverse).astype(jnp.int32)

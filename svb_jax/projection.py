@@ -103,7 +103,7 @@ def clip_stacks(
 
     Args:
       stacks: float32 or float64 matrices.
-      bands: lower and upper end for each stack of each row.
+      bands: lower and upper end for each stack of each row, or once for all of a row.
       method: the route.
       reading: of what was clipped before.
       shares: which matrices of each stack to clip, if not all.

@@ -116,7 +116,8 @@ def lower_square(matrix: jax.Array, zero: ArrayLike = 0) -> jax.Array:
 @jax.jit
 def decompose(squared: jax.Array) -> Decomposition:
     """Return the eigendecomposition of a square, or of its lower triangle where LAPACK does it."""
-    is_finite = _is_finite(squared)[..., None]
+    # A sum that overflows only sends a matrix, huge as it is, on the exact route.
+    is_finite = jnp.isfinite(jnp.sum(squared, axis=(-2, -1)))[..., None]
     vectors, eigenvalues = lax.linalg.eigh(
         jnp.where(is_finite[..., None], squared, 0), symmetrize_input=False
     )
@@ -151,7 +152,7 @@ class Route(NamedTuple):
 
 def _by_svd(
     matrix: jax.Array,
-    _: Decomposition | None,
+    gram: Decomposition | None,
     lower: jax.Array,
     upper: jax.Array,
     padding: ArrayLike = 0,
@@ -159,7 +160,10 @@ def _by_svd(
 ) -> Clipped:
     del padding, is_one
     return lax.cond(
-        jnp.all(_is_finite(matrix)), lambda matrix: _clip_by_svd(matrix, lower, upper), _leave, matrix
+        jnp.all(_is_finite(matrix)),
+        lambda matrix: _clip_by_svd(matrix, lower, upper),
+        lambda matrix: _leave(matrix, gram),
+        matrix,
     )
 
 
@@ -192,19 +196,21 @@ def _by_square(
         )
 
     def by(clip: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], Clipped]:
-        return lambda matrix: Clipped(clip(matrix), gram.values, jnp.array(False), is_done)
+        return lambda matrix: Clipped(clip(matrix), gram.values, jnp.array(False), jnp.array(True))
 
     def otherwise(matrix: jax.Array) -> Clipped:
-        return _by_svd(matrix, None, lower, upper) if is_exact else _leave(matrix)
+        if is_exact:
+            return _by_svd(matrix, gram, lower, upper)
+        return _leave(matrix, gram)
 
     is_good = gram.is_conditioned(TWO_PASS_CONDITION, padding)
     if not is_exact:
         is_good |= jnp.all(jnp.isfinite(gram.eigenvalues)) & is_one
-    is_done = is_good | is_one
     passes = jnp.where(gram.is_conditioned(ONE_PASS_CONDITION, padding), 1, 2)
     passes = jnp.where(gram.is_inside(lower, upper, padding), 0, passes)
     branch = jnp.where(is_good, passes, jnp.where(is_one, 3, 0))
-    return lax.switch(branch, [by(lambda matrix: matrix), by(once), by(twice), otherwise], matrix)
+    clipped = lax.switch(branch, [by(lambda matrix: matrix), by(once), by(twice), otherwise], matrix)
+    return clipped._replace(is_done=is_good | is_one)
 
 
 ROUTES: dict[str, Route] = {
@@ -214,9 +220,14 @@ ROUTES: dict[str, Route] = {
 }
 
 
-def _leave(matrix: jax.Array) -> Clipped:
-    values = matrix[..., 0] if _is_tall(jnp.swapaxes(matrix, -2, -1)) else matrix[..., 0, :]
-    return Clipped(matrix, jnp.full_like(values, jnp.nan), jnp.array(False), jnp.array(True))
+def _leave(matrix: jax.Array, gram: Decomposition | None) -> Clipped:
+    if gram is None:
+        side = matrix[..., 0, :] if _is_tall(matrix) else matrix[..., 0]
+        values = jnp.full_like(side, jnp.nan)
+    else:
+        # The square of what is not finite is not finite either, and these are NaN already.
+        values = gram.eigenvalues
+    return Clipped(matrix, values, jnp.array(False), jnp.array(True))
 
 
 def _clip_by_svd(matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:

@@ -27,7 +27,7 @@ def clip_stacks(
 
     Args:
       stacks: rows of them; on every device the same.
-      bands: lower and upper end for each stack of each row.
+      bands: lower and upper end for each stack of each row, or once for all of a row.
       method: the route.
       axis_name: the axis of the ``pmap`` or ``shard_map`` that this runs in.
       mesh: the mesh to share over, under a plain ``jit``.

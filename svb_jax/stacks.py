@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from svb_jax.packing import join, split
 
 Shape = tuple[int, int, int]
-# Lower and upper end, for each stack of a row.
+# Lower and upper end, for each stack of a row, or once for all.
 Bands = Sequence[tuple[ArrayLike, ArrayLike]]
 
 

@@ -23,9 +23,11 @@ def clip_together(
 ) -> tuple[list[Stacks], Reading]:
     """Clip all matrices of a stack at once, one stack after another, and add what was seen to ``reading``."""
     clipped = []
-    for row, *of_row in zip(stacks, bands, shares, strict=True):
+    for row, bands_of_row, shares_of_row in zip(stacks, bands, shares, strict=True):
         results = []
-        for stack, band, share in zip(row.split(), *of_row, strict=True):
+        if len(bands_of_row) == 1:
+            bands_of_row = [*bands_of_row] * len(row.shapes)
+        for stack, band, share in zip(row.split(), bands_of_row, shares_of_row, strict=True):
             if stack.size:
                 stack, seen = _clip_stack(functools.partial(_clip_finite, route, band), stack, share)
                 reading = add_reading(reading, seen)

@@ -1,6 +1,6 @@
 """SVB and BBN as optax transformations: chainable bounds, and wrappers around an optimizer."""
 
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -8,39 +8,37 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax.batch_norm import Kind, clip_scale_rows, scale_leaves
+from svb_jax.batch_norm import Kind, ScaleReading, clip_scale_rows, scale_leaves
 from svb_jax.checks import check_choice, check_params
 from svb_jax.gating import Bounded, ScalarOrSchedule, Timing, Where, masked, replace_updates
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
 from svb_jax.packing import Packing
-from svb_jax.reading import Reading
+from svb_jax.reading import Reading, empty_reading
 from svb_jax.routes import Method
 from svb_jax.sharing import AxisName
 from svb_jax.tree_projection import Scale, check_projection, project_rows
 
 
 class BoundSingularValuesState(NamedTuple):
-    """Steps taken, and what the last projection saw before it clipped (NaN before the first)."""
+    """Steps taken, the last at which matrices were bounded, and what was seen of them before.
+
+    :func:`projection_stats` makes figures of it.
+    """
 
     count: jax.Array
     step: jax.Array
-    sigma_min: jax.Array
-    sigma_max: jax.Array
-    share_clipped: jax.Array
-    exact: jax.Array
-    skipped: jax.Array
+    reading: Reading
 
 
 class BoundBatchNormScalesState(NamedTuple):
-    """Steps taken, and what the last bounding of scales saw (NaN before the first)."""
+    """Steps taken, the last at which scales were bounded, and what was seen of them before.
+
+    :func:`projection_stats` makes figures of it.
+    """
 
     count: jax.Array
     step: jax.Array
-    share_clipped: jax.Array
-    skipped: jax.Array
-
-
-State = TypeVar("State", BoundSingularValuesState, BoundBatchNormScalesState)
+    reading: ScaleReading
 
 
 def bound_singular_values(
@@ -105,7 +103,8 @@ def bound_singular_values(
 
     def init_fn(params: optax.Params) -> BoundSingularValuesState:
         matrix_leaves(params, dimension_numbers)
-        return _nothing_seen(BoundSingularValuesState)
+        zero = jnp.zeros((), jnp.int32)
+        return BoundSingularValuesState(zero, jnp.copy(zero), empty_reading(zero))
 
     def update_fn(
         updates: optax.Updates,
@@ -118,10 +117,9 @@ def bound_singular_values(
         leaves = matrix_leaves(params, dimension_numbers)
 
         def bound(packing: Packing, rows: list[jax.Array], epsilon: ArrayLike) -> Bounded:
-            bounded, reading = project_rows(
+            return project_rows(
                 leaves, packing, rows, epsilon, scale=scale, method=method, axis_name=axis_name, mesh=mesh
             )
-            return bounded, _summed_up(reading)
 
         indices = [leaf.index for leaf in leaves]
         return replace_updates(updates, state, params, indices, timing, bound, keep_dtype)
@@ -186,7 +184,8 @@ def bound_batch_norm_scales(
 
     def init_fn(params: optax.Params) -> BoundBatchNormScalesState:
         del params
-        return _nothing_seen(BoundBatchNormScalesState)
+        zero = jnp.zeros((), jnp.int32)
+        return BoundBatchNormScalesState(zero, jnp.copy(zero), ScaleReading(jnp.zeros(3, jnp.int32)))
 
     def update_fn(
         updates: optax.Updates,
@@ -201,9 +200,7 @@ def bound_batch_norm_scales(
         leaves = scale_leaves(name, params, batch_stats, kind, is_masked=where is not None)
 
         def bound(packing: Packing, rows: list[jax.Array], epsilon: ArrayLike) -> Bounded:
-            bounded, reading = clip_scale_rows(leaves, packing, rows, epsilon, kind, bn_epsilon)
-            share = (reading.clipped / reading.values).astype(jnp.float32)
-            return bounded, {"share_clipped": share, "skipped": reading.skipped}
+            return clip_scale_rows(leaves, packing, rows, epsilon, kind, bn_epsilon)
 
         indices = [leaf.position for leaf in leaves]
         return replace_updates(updates, state, params, indices, timing, bound, keep_dtype)
@@ -268,33 +265,43 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
       >>> sorted(svb_jax.projection_stats(tx.init({"kernel": jnp.eye(3)})))
       ['svb/exact', 'svb/share_clipped', 'svb/sigma_max', 'svb/sigma_min', 'svb/skipped', 'svb/step']
     """
-    kinds = {"svb": BoundSingularValuesState, "bbn": BoundBatchNormScalesState}
-    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, tuple(kinds.values())))
+    figures = {
+        "svb": (BoundSingularValuesState, _figures),
+        "bbn": (BoundBatchNormScalesState, _scale_figures),
+    }
+    kinds = tuple(kind for kind, _ in figures.values())
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, kinds))
     stats = {}
-    for name, kind in kinds.items():
+    for name, (kind, read_out) in figures.items():
         states = [node for node in nodes if isinstance(node, kind)]
         for position, state in enumerate(states):
             prefix = name if len(states) == 1 else f"{name}.{position}"
-            # A figure may be wrapped, as NNX's optimizer wraps every leaf of its state.
-            figures = {key: jax.tree.leaves(value)[0] for key, value in state._asdict().items()}
-            stats |= {f"{prefix}/{key}": value for key, value in figures.items() if key != "count"}
+            # Arrays may be wrapped, as NNX's optimizer wraps every leaf of its state.
+            _, step, *reading = (leaf[...] for leaf in jax.tree.leaves(state))
+            stats |= {f"{prefix}/{key}": value for key, value in {"step": step, **read_out(*reading)}.items()}
     return stats
 
 
-def _nothing_seen(kind: type[State]) -> State:
-    """Return the state before the first step: counts are zero, measurements unknown."""
-    # Each figure is an array of its own, since a jit that is given the state cannot take a buffer twice.
-    counts = {name: jnp.zeros((), jnp.int32) for name in ("count", "step", "exact", "skipped")}
-    return kind(*(counts.get(name, jnp.full((), jnp.nan, jnp.float32)) for name in kind._fields))
-
-
-def _summed_up(reading: Reading) -> dict[str, jax.Array]:
-    # Where every matrix was skipped there is nothing to report.
-    known = jnp.where(reading.values > 0, 1.0, jnp.nan).astype(jnp.float32)
+def _figures(extremes: jax.Array, counts: jax.Array) -> dict[str, jax.Array]:
+    reading = Reading(extremes, counts)
     return {
-        "sigma_min": known * reading.smallest,
-        "sigma_max": known * reading.largest,
-        "share_clipped": known * (reading.clipped / jnp.maximum(reading.values, 1)),
+        "sigma_min": _if_any(reading, reading.smallest),
+        "sigma_max": _if_any(reading, reading.largest),
+        "share_clipped": _share_clipped(reading),
         "exact": reading.exact,
         "skipped": reading.skipped,
     }
+
+
+def _scale_figures(counts: jax.Array) -> dict[str, jax.Array]:
+    reading = ScaleReading(counts)
+    return {"share_clipped": _share_clipped(reading), "skipped": reading.skipped}
+
+
+def _share_clipped(reading: Reading | ScaleReading) -> jax.Array:
+    return _if_any(reading, reading.clipped / jnp.maximum(reading.values, 1))
+
+
+def _if_any(reading: Reading | ScaleReading, figure: jax.Array) -> jax.Array:
+    """Return a figure in float32, or NaN where nothing was bounded yet or all was skipped."""
+    return jnp.where(reading.values > 0, figure, jnp.nan).astype(jnp.float32)

@@ -61,7 +61,9 @@ def project_rows(
     bands = []
     for row in stacks:
         bound = 1 + jnp.asarray(epsilon, row.numbers.dtype)
-        centres = [scale(outputs, inputs) if callable(scale) else scale for _, inputs, outputs in row.shapes]
+        centres = (
+            [scale(outputs, inputs) for _, inputs, outputs in row.shapes] if callable(scale) else [scale]
+        )
         bands.append([(centre / bound, centre * bound) for centre in centres])
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
     projected = [from_stacks(of_row, row) for of_row, row in zip(members, clipped, strict=True)]

@@ -213,7 +213,7 @@ class TestTypes:
             after, state = take_step(svb(SGD, EPSILON), *self.params(dtype))
             assert after["kernel"].dtype == dtype
             np.testing.assert_allclose(after["kernel"], BOUNDED, rtol=0, atol=atol)
-            assert {leaf.dtype.name for leaf in state[-1]} == {"int32", "float32"}
+            assert {leaf.dtype.name for leaf in jax.tree.leaves(state[-1])} == {"int32", "float32"}
 
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     def test_kept_types_fit_apply_if_finite_and_round_the_update(self, dtype):
