@@ -18,7 +18,7 @@ from svb_jax.packing import LARGEST_TO_MIX
 from svb_jax.pooling import Pool, make_pools
 from svb_jax.reading import Reading, add_reading, read
 from svb_jax.routes import Decomposition, Route, decompose, lower_square
-from svb_jax.stacks import Bands, Share, Shares, Stacks
+from svb_jax.stacks import Bands, Share, Shares, Stacks, band_of
 
 Done = tuple[jax.Array, Reading]
 Carry = TypeVar("Carry")
@@ -28,25 +28,33 @@ def clip_in_turn(
     route: Route, stacks: list[Stacks], bands: list[Bands], shares: list[Shares], reading: Reading
 ) -> tuple[list[Stacks], Reading]:
     """Clip one matrix after another, and add what was seen to ``reading``."""
-    clipped = list(stacks)
-    large = [index for index, row in enumerate(stacks) if row.largest > LARGEST_TO_MIX]
-    matrices = [stacks[index].split()[0] for index in large]
+    clipped: dict[int, Stacks] = {}
+    large = [
+        (index, stack, band_of(bands[index], position), shares[index][position])
+        for index, row in enumerate(stacks)
+        if row.largest > LARGEST_TO_MIX
+        for position, stack in enumerate(row.split())
+    ]
     decomposed: Sequence[Decomposition | None] = [None] * len(large)
     if route.is_by_square:
-        decomposed, reading = decompose_in_turn(matrices, [shares[index][0] for index in large], reading)
-    for index, stack, gram in zip(large, matrices, decomposed, strict=True):
+        decomposed, reading = decompose_in_turn(
+            [stack for _, stack, _, _ in large], [share for _, _, _, share in large], reading
+        )
+    results: dict[int, list[jax.Array]] = {index: [] for index, *_ in large}
+    for (index, stack, band, share), gram in zip(large, decomposed, strict=True):
         # The smallest part on which all work of the route waits for the stack before.
         if gram is None:
             stack = _after(reading, stack)
         else:
             gram = gram._replace(eigenvalues=_after(reading, gram.eigenvalues))
-        [band], [share] = bands[index], shares[index]
         stack, reading = _clip_one_by_one(route, (stack, reading), band, gram, share)
-        clipped[index] = Stacks.of([stack])
+        results[index].append(stack)
     for index, row in enumerate(stacks):
-        if index not in large:
+        if index in results:
+            clipped[index] = Stacks.of(results[index])
+        else:
             clipped[index], reading = _clip_pools(route, row, bands[index], shares[index], reading)
-    return clipped, reading
+    return list(clipped.values()), reading
 
 
 def _clip_one_by_one(
@@ -83,6 +91,7 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
 
     Those whose window is not good for the route as a whole are taken again, one by one.
     """
+    lowers, uppers = (jnp.stack(ends) for ends in zip(*bands, strict=True))
     turns, order, stops = pool.count, None, None
     if held := [share for share in shares if share is not None]:
         mine = jnp.concatenate([held[member].holds(pool.shapes[member][0]) for member in pool.members])
@@ -96,7 +105,8 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
         if stops is not None:
             num = jnp.minimum(num, take(stops, place.member) - place.position)
         num = jnp.where(turn < one_by_one_until, 1, num) if route.is_by_square else 1
-        lower, upper = _band(bands, place.member)
+        band = place.member if len(bands) > 1 else 0
+        lower, upper = take(lowers, band), take(uppers, band)
         padding = pool.window[1] - num * place.short
         window = pool.take(numbers, place, num)
         window, values, is_exact, is_done = route(window, lower, upper, padding, num == 1)
@@ -111,14 +121,6 @@ def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Don
 
     start = jnp.zeros_like(done[1].skipped)
     return lax.while_loop(lambda state: state[0] < turns, clip_next, (start, start, done))[-1]
-
-
-def _band(bands: Bands, member: jax.Array) -> tuple[ArrayLike, ArrayLike]:
-    if len(bands) == 1:
-        return bands[0]
-    return take(jnp.stack([lower for lower, _ in bands]), member), take(
-        jnp.stack([upper for _, upper in bands]), member
-    )
 
 
 def decompose_in_turn(

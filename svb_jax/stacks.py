@@ -11,14 +11,20 @@ from jax.typing import ArrayLike
 from svb_jax.packing import join, split
 
 Shape = tuple[int, int, int]
+Band = tuple[ArrayLike, ArrayLike]
 # Lower and upper end, for each stack of a row, or once for all.
-Bands = Sequence[tuple[ArrayLike, ArrayLike]]
+Bands = Sequence[Band]
+
+
+def band_of(bands: Bands, position: int) -> Band:
+    """Return the band of a stack of a row."""
+    return bands[0] if len(bands) == 1 else bands[position]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Stacks:
-    """Stacks of matrices; where there are several, their matrices are small.
+    """Stacks of matrices.
 
     Attributes:
       numbers: all of them, in one row.

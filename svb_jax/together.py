@@ -11,7 +11,7 @@ from jax.typing import ArrayLike
 from svb_jax.polar import clip_by_polar
 from svb_jax.reading import Reading, add_reading, empty_reading, read, skipped_reading, sum_readings
 from svb_jax.routes import Route
-from svb_jax.stacks import Bands, Share, Shares, Stacks
+from svb_jax.stacks import Band, Bands, Share, Shares, Stacks, band_of
 
 Done = tuple[jax.Array, Reading]
 # From a batch and a band's two ends to the clipped batch and a reading of each matrix.
@@ -25,11 +25,10 @@ def clip_together(
     clipped = []
     for row, bands_of_row, shares_of_row in zip(stacks, bands, shares, strict=True):
         results = []
-        if len(bands_of_row) == 1:
-            bands_of_row = [*bands_of_row] * len(row.shapes)
-        for stack, band, share in zip(row.split(), bands_of_row, shares_of_row, strict=True):
+        for position, (stack, share) in enumerate(zip(row.split(), shares_of_row, strict=True)):
             if stack.size:
-                stack, seen = _clip_stack(functools.partial(_clip_finite, route, band), stack, share)
+                clip = functools.partial(_clip_finite, route, band_of(bands_of_row, position))
+                stack, seen = _clip_stack(clip, stack, share)
                 reading = add_reading(reading, seen)
             results.append(stack)
         clipped.append(Stacks.of(results))
@@ -74,9 +73,7 @@ def _clip_stack(clip: Callable[[jax.Array, jax.Array], Done], stack: jax.Array, 
     return lax.cond(jnp.asarray(share.count) > 0, clip_share, leave, stack)
 
 
-def _clip_finite(
-    route: Together, band: tuple[ArrayLike, ArrayLike], matrices: jax.Array, is_mine: jax.Array
-) -> Done:
+def _clip_finite(route: Together, band: Band, matrices: jax.Array, is_mine: jax.Array) -> Done:
     """Clip those of a batch that are ours and finite, and sum up what was seen of ours."""
     is_finite = jnp.all(jnp.isfinite(matrices), axis=(-2, -1))
     is_clipped = (is_mine & is_finite)[:, None, None]

@@ -214,6 +214,25 @@ def test_a_reading_counts_no_zeros_that_fill_up():
     assert reading.counts.tolist() == [16, sum(min(shape) for shape in SHAPES), 0, 0]
 
 
+def test_large_leaves_of_one_shape_may_be_read_along_different_axes():
+    shape = (60, 40, 50)
+    axes = {
+        "a": svb_jax.MatrixAxes(0, (1, 2)),
+        "b": svb_jax.MatrixAxes((0, 1), 2),
+        "c": svb_jax.MatrixAxes(1, 2),
+    }
+    rng = np.random.default_rng(0)
+    params = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name in axes}
+    clipped = jax.jit(lambda p: svb_jax.project(p, 0.5, dimension_numbers=axes))(params)
+    for name, kind in axes.items():
+        before, after = (
+            svb_jax.matrices.matrices_by_path({name: tree[name]}, {name: kind})[name]
+            for tree in (params, clipped)
+        )
+        for matrix, result in zip(before, after, strict=True):
+            is_nearest_in_band(matrix, result, LOWER, UPPER)
+
+
 def test_every_matrix_has_the_band_of_its_stack():
     stacks = [3 * stack for stack in stacks_of(SHAPES)]
     bands = [(0.3 * index + 0.5, 0.3 * index + 0.8) for index in range(len(stacks))]
