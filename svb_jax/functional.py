@@ -14,7 +14,7 @@ from svb_jax.checks import check_choice, check_epsilon
 from svb_jax.cutting import computed_zero
 from svb_jax.gating import Where, exact_dtype
 from svb_jax.matrices import DimensionNumbers, matrix_leaves
-from svb_jax.packing import Packing, make_packing
+from svb_jax.packing import Packing, pack_small
 from svb_jax.reading import Reading
 from svb_jax.routes import Method
 from svb_jax.sharing import AxisName
@@ -113,7 +113,7 @@ def _replace_leaves(
     """Return the parameters with the leaves at ``positions`` bounded, each in its own type."""
     values, treedef = jax.tree.flatten(params)
     old = [jnp.asarray(values[position]) for position in positions]
-    packing = make_packing(old)
+    packing = pack_small(old)
     rows = packing.pack(old)
     bounded, reading = bound(packing, [row.astype(exact_dtype(row)) for row in rows])
     bounded = [new.astype(row.dtype) for new, row in zip(bounded, rows, strict=True)]

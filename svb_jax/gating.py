@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from svb_jax.checks import check_count, check_epsilon
 from svb_jax.cutting import computed_zero
-from svb_jax.packing import Packing, make_packing
+from svb_jax.packing import Packing, pack_small
 
 ScalarOrSchedule = ArrayLike | optax.Schedule
 # A mask as ``optax.masked`` takes it: a tree of booleans, or a function of the parameters.
@@ -80,7 +80,7 @@ def replace_updates(
         steps = [
             u.astype(jnp.promote_types(u.dtype, exact_dtype(p))) for u, p in zip(steps, old, strict=True)
         ]
-    packing = make_packing(old, steps)
+    packing = pack_small(old, steps)
     count = jnp.asarray(optax.safe_increment(state.count))
 
     def land(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:

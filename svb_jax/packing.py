@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +17,10 @@ from jax import lax
 from svb_jax.cutting import cut
 from svb_jax.layout import replicate, shard_like
 
-# In numbers: arrays up to the first size share a row, those up to the second with others of their shape only.
-# Larger ones are not worth their copies.
+# In numbers: arrays up to the first size share a row whatever their shapes, those up to the second with their
+# equals, where that is asked for. Larger ones are not worth their copies.
 LARGEST_TO_MIX = 2**16
-LARGEST_TO_PACK = 2**19
+LARGEST_TO_STACK = 2**19
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,32 @@ class Packing:
         return new
 
 
-def make_packing(*lists: Sequence[jax.Array]) -> Packing:
-    """Return the packing of lists of arrays, alike in their shapes; a row's arrays have one type in each."""
-    shapes = tuple(array.shape for array in lists[0])
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for position, arrays in enumerate(zip(*lists, strict=True)):
-        size = math.prod(shapes[position])
-        own = shapes[position] if size > LARGEST_TO_MIX else None
-        alone = position if size > LARGEST_TO_PACK else None
-        groups.setdefault((own, alone, *(array.dtype for array in arrays)), []).append(position)
-    return Packing(tuple(_equal_ones_together(group, shapes) for group in groups.values()), shapes)
+def pack_small(*lists: Sequence[jax.Array]) -> Packing:
+    """Return the packing of small arrays of any shapes, the others alone.
+
+    Args:
+      *lists: of arrays, alike in their shapes; those in a row have one type in each list.
+    """
+    shapes = [array.shape for array in lists[0]]
+    types = [tuple(array.dtype for array in arrays) for arrays in zip(*lists, strict=True)]
+    return _pack(shapes, types, [math.prod(shape) <= LARGEST_TO_MIX for shape in shapes])
+
+
+def pack_equal(arrays: Sequence[jax.Array]) -> Packing:
+    """Return the packing of arrays of equal shapes and types, up to a size, the others alone."""
+    shapes = [array.shape for array in arrays]
+    kinds = [(array.shape, array.dtype) for array in arrays]
+    return _pack(shapes, kinds, [math.prod(shape) <= LARGEST_TO_STACK for shape in shapes])
+
+
+def _pack(shapes: list[tuple[int, ...]], kinds: list[Any], is_packed: list[bool]) -> Packing:
+    """Return the packing of arrays of a kind, equal ones side by side in the order of their first."""
+    groups: dict[Any, dict[tuple[int, ...], list[int]]] = {}
+    for position, shape in enumerate(shapes):
+        group = kinds[position] if is_packed[position] else position
+        groups.setdefault(group, {}).setdefault(shape, []).append(position)
+    rows = [tuple(itertools.chain(*by_shape.values())) for by_shape in groups.values()]
+    return Packing(tuple(rows), tuple(shapes))
 
 
 def join(arrays: Sequence[jax.Array]) -> jax.Array:
@@ -128,8 +145,3 @@ def split(
         take(row, start, stop).reshape(shape)
         for start, stop, shape in zip([0, *stops], stops, shapes, strict=False)
     ]
-
-
-def _equal_ones_together(positions: list[int], shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    first = {shape: order for order, shape in reversed([*enumerate(shapes[p] for p in positions)])}
-    return tuple(sorted(positions, key=lambda position: first[shapes[position]]))

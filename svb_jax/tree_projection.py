@@ -9,9 +9,10 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from svb_jax.checks import check_choice, check_positive
-from svb_jax.layout import replicate, shard_like
+from svb_jax.cutting import computed_zero
+from svb_jax.layout import replicate
 from svb_jax.matrices import MatrixLeaf, from_stacks, to_stacks
-from svb_jax.packing import Packing
+from svb_jax.packing import Packing, pack_equal
 from svb_jax.reading import Reading
 from svb_jax.routes import Method
 from svb_jax.sharing import AxisName, clip_stacks
@@ -56,8 +57,12 @@ def project_rows(
       axis_name: share the work over this axis.
       mesh: share the work over this mesh.
     """
-    members = [[leaves[position] for position in positions] for positions in packing.rows]
-    stacks = [to_stacks(of_row, replicate(row)) for of_row, row in zip(members, rows, strict=True)]
+    # What is equal is stacked, and compiled once.
+    equal = pack_equal(rows)
+    members = [[leaves[position] for row in group for position in packing.rows[row]] for group in equal.rows]
+    stacks = [
+        to_stacks(of_row, replicate(row)) for of_row, row in zip(members, equal.pack(rows), strict=True)
+    ]
     bands = []
     for row in stacks:
         bound = 1 + jnp.asarray(epsilon, row.numbers.dtype)
@@ -67,4 +72,4 @@ def project_rows(
         bands.append([(centre / bound, centre * bound) for centre in centres])
     clipped, reading = clip_stacks(stacks, bands, method, axis_name, mesh)
     projected = [from_stacks(of_row, row) for of_row, row in zip(members, clipped, strict=True)]
-    return [shard_like(new, old) for new, old in zip(projected, rows, strict=True)], reading
+    return equal.unpack(projected, like=rows, zero=computed_zero(reading.skipped)), reading

@@ -7,7 +7,7 @@ import pytest
 
 from svb_jax import MatrixAxes
 from svb_jax.matrices import from_stacks, matrices_by_path, matrix_leaves, to_stacks
-from svb_jax.packing import make_packing
+from svb_jax.packing import pack_small
 
 # Every entry spells its own index: entry (1, 2, 3) of a leaf is 123.
 HWIO = (2, 1, 3, 4)
@@ -72,7 +72,7 @@ AXES = {
 def test_equal_shapes_stand_in_one_stack_and_go_home():
     leaves = matrix_leaves(TREE, AXES)
     values = [TREE[leaf.path].astype(jnp.float32) for leaf in leaves]
-    packing = make_packing(values)
+    packing = pack_small(values)
     [row] = packing.pack(values)
     ordered = [leaves[position] for position in packing.rows[0]]
     stacks = to_stacks(ordered, row)
@@ -89,7 +89,7 @@ def test_a_row_reads_as_the_matrices_of_its_leaves_and_back(shape, axes, by_hand
     values = [spelt(shape), 0.5 + spelt(shape)]
     leaves = matrix_leaves({"x": values[0], "y": values[1]}, {"x": axes, "y": axes})
     for kept in (leaves, leaves[:1]):
-        packing = make_packing(values[: len(kept)])
+        packing = pack_small(values[: len(kept)])
         [row] = packing.pack(values[: len(kept)])
         stacks = to_stacks(kept, jnp.asarray(row))
         [matrices] = stacks.split()

@@ -9,7 +9,7 @@ import pytest
 import svb_jax
 from benchmarks.jax_steps import list_fusions
 from svb_jax.cutting import computed_zero
-from svb_jax.packing import LARGEST_TO_MIX, LARGEST_TO_PACK, join, make_packing, split
+from svb_jax.packing import LARGEST_TO_MIX, LARGEST_TO_STACK, join, pack_equal, pack_small, split
 
 ZERO = computed_zero(jnp.int32(3))
 
@@ -25,7 +25,7 @@ def counted(*shapes, dtype=np.float32):
 
 def test_what_is_packed_comes_back():
     arrays = counted((2, 3), (4,), (2, 3), (), (0, 3), (1, 1, 2))
-    packing = make_packing(arrays)
+    packing = pack_small(arrays)
     [row] = packing.pack(arrays)
     assert row.shape == (6 + 4 + 6 + 1 + 0 + 2,)
     for array, back in zip(arrays, packing.unpack([row], arrays, ZERO), strict=True):
@@ -33,32 +33,33 @@ def test_what_is_packed_comes_back():
 
 
 def test_equal_shapes_stand_side_by_side_in_the_order_of_their_first():
-    packing = make_packing(counted((4,), (2, 3), (4,), (2, 3), (5,)))
+    packing = pack_small(counted((4,), (2, 3), (4,), (2, 3), (5,)))
     assert packing.rows == ((0, 2, 1, 3, 4),)
 
 
 def test_types_are_not_mixed():
     first = [jnp.ones(2), jnp.ones(2, jnp.bfloat16), jnp.ones(3)]
-    assert make_packing(first).rows == ((0, 2), (1,))
+    assert pack_small(first).rows == ((0, 2), (1,))
     second = [jnp.ones(2), jnp.ones(2), jnp.ones(3, jnp.bfloat16)]
-    assert make_packing(first, second).rows == ((0,), (1,), (2,))
+    assert pack_small(first, second).rows == ((0,), (1,), (2,))
 
 
-def test_larger_arrays_share_a_row_with_their_equals_and_the_largest_with_none():
-    small, middle, large = jnp.ones(3), jnp.ones(LARGEST_TO_MIX + 1), jnp.ones((LARGEST_TO_PACK + 1, 1))
+def test_larger_arrays_stay_alone_or_share_a_row_with_their_equals_only():
+    small, middle, large = jnp.ones(3), jnp.ones(LARGEST_TO_MIX + 1), jnp.ones((LARGEST_TO_STACK + 1, 1))
     other = jnp.ones((LARGEST_TO_MIX + 1, 1))
     arrays = [small, middle, large, middle, other, large, jnp.ones(LARGEST_TO_MIX)]
-    packing = make_packing(arrays)
-    assert packing.rows == ((0, 6), (1, 3), (2,), (4,), (5,))
+    assert pack_small(arrays).rows == ((0, 6), (1,), (2,), (3,), (4,), (5,))
+    packing = pack_equal([*arrays, jnp.ones(3, jnp.bfloat16)])
+    assert packing.rows == ((0,), (1, 3), (2,), (4,), (5,), (6,), (7,))
     # What is alone is not even flattened.
-    assert packing.pack(arrays)[2] is large
+    assert packing.pack([*arrays, small])[2] is large
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_blank_rows_give_the_old_arrays_back(is_packed):
-    old = [*counted((2, 3), (4,)), jnp.ones(LARGEST_TO_PACK + 1)]
+    old = [*counted((2, 3), (4,)), jnp.ones(LARGEST_TO_STACK + 1)]
     new = [-array for array in old]
-    packing = make_packing(old)
+    packing = pack_small(old)
     assert not packing.blank(old)[0].any()
 
     @jax.jit
