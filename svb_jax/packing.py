@@ -82,7 +82,7 @@ class Packing:
         for row in self.rows:
             if len(row) > 1:
                 for position in row:
-                    new[position] = jnp.where(is_packed, new[position], arrays[position])
+                    new[position] = lax.select(is_packed, new[position], arrays[position])
         return new
 
 
