@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax.axes import clean_path, key_name, leaf_name, path_string
@@ -105,79 +106,90 @@ def clip_scale_rows(
     bounded, counts = [], []
     for positions, row in zip(packing.rows, rows, strict=True):
         layers = Layers(tuple(packing.shapes[position] for position in positions))
-        gamma = layers.gather(row)
+        gamma = replicate(row).reshape(-1)
         std = jnp.ones_like(gamma)
         if kind == "bbn":
             variances = [leaves[position].variance for position in positions]
             variance = join([jnp.asarray(each, row.dtype) for each in variances])
-            std = jnp.sqrt(layers.gather(variance) + bn_epsilon)
-        clipped, reading = clip_scales(gamma, std, jnp.asarray(layers.widths), epsilon)
-        bounded.append(shard_like(layers.scatter(clipped).reshape(row.shape), row))
+            std = jnp.sqrt(replicate(variance).reshape(-1) + bn_epsilon)
+        clipped, reading = clip_scales(gamma, std, layers, epsilon)
+        bounded.append(shard_like(clipped.reshape(row.shape), row))
         counts.append(reading.counts)
     return bounded, ScaleReading(functools.reduce(jnp.add, counts))
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The scales of some layers in a row of numbers, and as rows of their own, filled up with zeros.
+    """The layers whose scales make up a row of numbers.
 
-    Else a program would be compiled for each width. The last axis of a parameter is the channels; leading
-    axes, as ``nn.scan`` makes them, are layers of their own.
+    The last axis of a parameter is the channels; leading axes, as ``nn.scan`` makes them, are layers of
+    their own.
 
     Attributes:
-      shapes: of the parameters that make up the row.
+      shapes: of the parameters.
     """
 
     shapes: tuple[tuple[int, ...], ...]
 
     @property
     def widths(self) -> np.ndarray:
-        """Return each layer's number of channels, (layers, 1)."""
-        widths = [np.full((math.prod(shape[:-1]), 1), shape[-1]) for shape in self.shapes]
-        return np.concatenate(widths)
+        """Return each layer's number of channels."""
+        return np.concatenate([np.full(math.prod(shape[:-1]), shape[-1]) for shape in self.shapes])
 
-    def gather(self, row: jax.Array) -> jax.Array:
-        """Return a row as (layers, channels)."""
-        starts = np.cumsum(self.widths)[:, None] - self.widths
+    @property
+    def starts(self) -> np.ndarray:
+        """Return where each layer begins."""
+        return np.cumsum(self.widths) - self.widths
+
+    def mean(self, row: jax.Array) -> jax.Array:
+        """Return the mean of each layer's numbers."""
+        # As one array, filled up with zeros: else a program would be compiled for each width.
         channel = jnp.arange(self.widths.max())
-        scales = replicate(row).reshape(-1).at[jnp.asarray(starts) + channel].get(mode="clip")
-        return jnp.where(channel < jnp.asarray(self.widths), scales, 0)
+        numbers = row.at[jnp.asarray(self.starts)[:, None] + channel].get(mode="clip")
+        numbers = jnp.where(channel < jnp.asarray(self.widths)[:, None], numbers, 0)
+        return _matmul(numbers, np.ones(channel.size)) / jnp.asarray(self.widths, row.dtype)
 
-    def scatter(self, layers: jax.Array) -> jax.Array:
-        """Return the row that ``gather`` would read so."""
-        place = np.flatnonzero(np.arange(self.widths.max()) < self.widths)
-        return layers.reshape(-1).at[place].get(mode="promise_in_bounds")
+    def spread(self, values: jax.Array) -> jax.Array:
+        """Return a row in which each number is its layer's value."""
+        owner = np.repeat(np.arange(self.widths.size), self.widths)
+        return values.at[jnp.asarray(owner)].get(mode="promise_in_bounds")
 
 
 def clip_scales(
-    gamma: jax.Array, std: jax.Array, widths: jax.Array, epsilon: ArrayLike
+    gamma: jax.Array, std: jax.Array, layers: Layers, epsilon: ArrayLike
 ) -> tuple[jax.Array, ScaleReading]:
-    r"""Bound each row of scales around its mean.
+    r"""Bound each layer's scales around their mean.
 
     With :math:`\varsigma` the standard deviation and :math:`\alpha` the mean of :math:`\gamma/\varsigma`,
 
     .. math::
-      \gamma \leftarrow \alpha\varsigma\operatorname{clip}\left(\frac{\gamma}{\alpha\varsigma},
-      \frac{1}{1+\tilde\epsilon}, 1+\tilde\epsilon\right).
+      \gamma \leftarrow \varsigma\operatorname{clip}\left(\frac{\gamma}{\varsigma},
+      \frac{\alpha}{1+\tilde\epsilon}, (1+\tilde\epsilon)\,\alpha\right).
 
     Args:
-      gamma: a layer's scales a row, then zeros.
+      gamma: the scales of all layers in a row.
       std: their standard deviations.
-      widths: how many scales there are in each row.
+      layers: which scale is whose.
       epsilon: the band around the mean.
     """
     ratio = gamma / std
-    alpha = jnp.sum(ratio, axis=-1, keepdims=True) / widths
+    alpha = layers.spread(layers.mean(ratio))
     # Around a mean that is not positive the two bounds would change places and flip every sign.
     is_sound = jnp.isfinite(alpha) & (alpha > 0)
     bound = 1 + jnp.asarray(epsilon, gamma.dtype)
-    relative = ratio / jnp.where(is_sound, alpha, 1)
-    channel = jnp.arange(gamma.shape[-1])
-    is_scale = channel < widths
-    is_clipped = is_sound & ((relative > bound) | (relative < 1 / bound)) & is_scale
-    bounded = jnp.where(is_clipped, alpha * std * jnp.clip(relative, 1 / bound, bound), gamma)
-    is_counted = jnp.stack([is_clipped, is_scale, ~is_sound & (channel == 0)])
-    return bounded, ScaleReading(jnp.sum(is_counted, axis=(1, 2), dtype=jnp.int32))
+    lower, upper = alpha / bound, alpha * bound
+    is_clipped = is_sound & ((ratio < lower) | (ratio > upper))
+    bounded = jnp.where(is_clipped, jnp.clip(ratio, lower, upper) * std, gamma)
+    of_each, of_first = np.ones(gamma.size), np.isin(np.arange(gamma.size), layers.starts)
+    seen = jnp.stack([is_clipped, ~is_sound]).astype(jnp.float32)
+    counts = _matmul(seen, np.stack([of_each, of_first], axis=1)).astype(jnp.int32)
+    num_values = jnp.full_like(counts[0, 0], gamma.size)
+    return bounded, ScaleReading(jnp.stack([counts[0, 0], num_values, counts[1, 1]]))
+
+
+def _matmul(sums: jax.Array, of: np.ndarray) -> jax.Array:
+    """Return sums as a product: on CPU XLA hands it to a library, while sums are compiled."""
+    return jnp.matmul(sums, jnp.asarray(of, sums.dtype), precision=lax.Precision.HIGHEST)
 
 
 def _owner(path: tuple[Any, ...]) -> str:

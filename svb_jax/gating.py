@@ -61,7 +61,7 @@ def replace_updates(
 ) -> tuple[optax.Updates, Any]:
     """Return the updates, on due steps with those at ``indices`` landing where ``bound`` says.
 
-    One conditional holds all the work, so that other steps pay nothing.
+    One conditional holds all the work: other steps pay for its arguments at most.
 
     Args:
       updates: the step that would be taken.
@@ -83,8 +83,14 @@ def replace_updates(
     packing = pack_small(old, steps)
     count = jnp.asarray(optax.safe_increment(state.count))
 
+    # One device packs its steps before the conditional, which then has one array to return; to keep them for
+    # it apart from their use would take a kernel for each shape. Several devices may have them in shards, and
+    # would have to gather these at every step.
+    is_packed = jax.device_count() == 1
+    zero = computed_zero(count)
+
     def land(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
-        moves = packing.pack(steps)
+        moves = steps if is_packed else packing.pack(steps)
         before = [p.astype(exact_dtype(p)) for p in packing.pack(old)]
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, moves, strict=True)]
         bounded, reading = bound(packing, stepped, timing.epsilon_after(state.count))
@@ -93,19 +99,21 @@ def replace_updates(
             jnp.where(b == s, u, (b - p).astype(u.dtype))
             for b, s, u, p in zip(bounded, stepped, moves, before, strict=True)
         ]
+        landed = landed if is_packed else packing.unpack(landed, steps, zero)
         return landed, state._replace(count=count, step=count, reading=reading)
 
     def leave(old: list[jax.Array], steps: list[jax.Array]) -> tuple[list[jax.Array], Any]:
         del old
-        return packing.blank(steps), state._replace(count=count)
+        return steps, state._replace(count=count)
 
-    due = timing.is_due(count)
+    due, moves = timing.is_due(count), packing.pack(steps) if is_packed else steps
     if isinstance(due, Tracer):
-        rows, state = lax.cond(due, land, leave, old, steps)
+        landed, state = lax.cond(due, land, leave, old, moves)
     else:
         # Outside a jit the step is known, and a conditional would be compiled anew on every call.
-        rows, state = (land if due else leave)(old, steps)
-    for index, step in zip(indices, packing.unpack_if(due, rows, steps, computed_zero(count)), strict=True):
+        landed, state = (land if due else leave)(old, moves)
+    landed = packing.unpack(landed, steps, zero) if is_packed else landed
+    for index, step in zip(indices, landed, strict=True):
         all_updates[index] = step
     return jax.tree.unflatten(treedef, all_updates), state
 

@@ -77,13 +77,10 @@ def _clip_one_by_one(
 def _clip_pools(
     route: Route, row: Stacks, bands: Bands, shares: Shares, reading: Reading
 ) -> tuple[Stacks, Reading]:
-    pools = make_pools(row.shapes)
-    # Room for a window that begins at the last number.
-    room = jnp.zeros_like(row.numbers, shape=max(pool.window_size for pool in pools))
-    numbers = _after(reading, jnp.concatenate([row.numbers, room]))
-    for pool in pools:
-        numbers, reading = _clip_pool(route, pool, bands, shares, (numbers, reading))
-    return row.replace(numbers[: row.numbers.size]), reading
+    done = _after(reading, row.numbers), reading
+    for pool in make_pools(row.shapes):
+        done = _clip_pool(route, pool, bands, shares, done)
+    return row.replace(done[0]), done[1]
 
 
 def _clip_pool(route: Route, pool: Pool, bands: Bands, shares: Shares, done: Done) -> Done:

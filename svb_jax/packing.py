@@ -59,32 +59,6 @@ class Packing:
             arrays |= dict(zip(positions, pieces, strict=True))
         return [shard_like(arrays[position], other) for position, other in enumerate(like)]
 
-    def blank(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Return rows of zeros, and what is alone as it is."""
-        packed = zip(self.rows, self.pack(arrays), strict=True)
-        return [array if len(row) == 1 else jnp.zeros_like(array) for row, array in packed]
-
-    def unpack_if(
-        self, is_packed: jax.Array, rows: Sequence[jax.Array], arrays: Sequence[jax.Array], zero: jax.Array
-    ) -> list[jax.Array]:
-        """Return what was packed into ``rows``, or the arrays if these are ``blank``.
-
-        XLA makes the choice part of whatever uses the arrays. A conditional that returned all of them would
-        need a kernel for each shape.
-
-        Args:
-          is_packed: whether the rows are not blank.
-          rows: what ``pack`` returns for new arrays, or what ``blank`` returns.
-          arrays: the old ones.
-          zero: for :func:`cut`.
-        """
-        new = self.unpack(rows, arrays, zero)
-        for row in self.rows:
-            if len(row) > 1:
-                for position in row:
-                    new[position] = lax.select(is_packed, new[position], arrays[position])
-        return new
-
 
 def pack_small(*lists: Sequence[jax.Array]) -> Packing:
     """Return the packing of small arrays of any shapes, the others alone.

@@ -102,21 +102,22 @@ class Pool:
         return jnp.where(is_inside, numbers, 0)
 
     def put(self, numbers: jax.Array, window: jax.Array, place: Place, num: ArrayLike) -> jax.Array:
-        """Return the numbers with ``num`` matrices replaced by the parts of a window that are their own."""
-        inner = jnp.arange(self.window_size, dtype=jnp.int32)
+        """Return the numbers with ``num`` matrices replaced by the parts of a window that are their own.
+
+        As many numbers are put back as a window holds. Behind the last matrices there are none, but before:
+        either one stack has the window's own shape, or MOST_FILLING bounds at least two windows by them.
+        """
+        first = jnp.minimum(place.start, numbers.size - self.window_size)
+        inner = jnp.arange(self.window_size, dtype=jnp.int32) - (place.start - first)
         row = _quotient(inner, place.inverse_columns)
         order = _quotient(row, place.inverse_rows)
         column = inner - (row - order) * place.columns
         is_wide = place.is_wide > 0
         long, short = jnp.where(is_wide, column, row), jnp.where(is_wide, row, column)
         own = window.at[long, short].get(mode="clip")
-        behind = lax.dynamic_slice_in_dim(
-            numbers, place.start, self.window_size, allow_negative_indices=False
-        )
-        replaced = jnp.where(order < num, own, behind)
-        return lax.dynamic_update_slice_in_dim(
-            numbers, replaced, place.start, 0, allow_negative_indices=False
-        )
+        others = lax.dynamic_slice_in_dim(numbers, first, self.window_size, allow_negative_indices=False)
+        replaced = jnp.where((inner >= 0) & (order < num), own, others)
+        return lax.dynamic_update_slice_in_dim(numbers, replaced, first, 0, allow_negative_indices=False)
 
     @property
     def num_windows(self) -> int:

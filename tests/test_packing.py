@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 import svb_jax
 from benchmarks.jax_steps import list_fusions
@@ -53,22 +52,6 @@ def test_larger_arrays_stay_alone_or_share_a_row_with_their_equals_only():
     assert packing.rows == ((0,), (1, 3), (2,), (4,), (5,), (6,), (7,))
     # What is alone is not even flattened.
     assert packing.pack([*arrays, small])[2] is large
-
-
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_blank_rows_give_the_old_arrays_back(is_packed):
-    old = [*counted((2, 3), (4,)), jnp.ones(LARGEST_TO_STACK + 1)]
-    new = [-array for array in old]
-    packing = pack_small(old)
-    assert not packing.blank(old)[0].any()
-
-    @jax.jit
-    def choose(is_packed, old, new):
-        rows = jax.lax.cond(is_packed, lambda: packing.pack(new), lambda: packing.blank(old))
-        return packing.unpack_if(is_packed, rows, old, ZERO)
-
-    for chosen, array in zip(choose(is_packed, old, new), new if is_packed else old, strict=True):
-        np.testing.assert_array_equal(chosen, array)
 
 
 def test_joined_arrays_are_split_again():

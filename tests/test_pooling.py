@@ -1,6 +1,7 @@
 """Small matrices of unequal shapes that go through one program: the same answers as each on its own."""
 
 import itertools
+import math
 
 import hypothesis
 import jax
@@ -29,13 +30,12 @@ def stacks_of(shapes, count=1):
 
 
 def one_pool(stacks):
-    """Return the pool of all stacks, their numbers with room at the end, and every matrix with its place."""
+    """Return the pool of all stacks, their numbers, and every matrix with its place."""
     row = Stacks.of(stacks)
     [pool] = make_pools(row.shapes)
-    numbers = jnp.concatenate([row.numbers, jnp.zeros(pool.window_size)])
     matrices = [matrix for member in pool.members for matrix in stacks[member]]
     assert pool.count == len(matrices)
-    return pool, numbers, [(pool.place(index), matrix) for index, matrix in enumerate(matrices)]
+    return pool, row.numbers, [(pool.place(index), matrix) for index, matrix in enumerate(matrices)]
 
 
 def test_matrices_are_taken_long_side_first_and_filled_up_with_zeros():
@@ -78,7 +78,14 @@ def test_what_is_put_goes_home_and_touches_no_other():
         np.testing.assert_array_equal(numbers[start : start + size], -matrix.reshape(-1))
         np.testing.assert_array_equal(numbers[:start], before[:start])
         np.testing.assert_array_equal(numbers[start + size :], before[start + size :])
-    assert sum(matrix.size for _, matrix in matrices) + pool.window_size == numbers.size
+    assert sum(matrix.size for _, matrix in matrices) == numbers.size
+
+
+@hypothesis.given(st.lists(st.tuples(*[st.integers(1, 20)] * 3), min_size=1, max_size=6))
+@hypothesis.example([(1, 20, 1), (1, 8, 8)])
+def test_no_window_is_larger_than_the_numbers_of_its_pool(shapes):
+    for pool in make_pools(tuple(shapes)):
+        assert pool.window_size <= sum(math.prod(shapes[member]) for member in pool.members)
 
 
 def test_a_row_is_pooled_and_no_more_filled_up_than_agreed():

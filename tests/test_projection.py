@@ -129,6 +129,28 @@ def test_the_lower_square_is_the_square_below_its_diagonal(shape):
     np.testing.assert_allclose(jnp.tril(lower_square(jnp.float32(matrix))), np.tril(exact), atol=1e-5)
 
 
+# Up to an eighth and up to three eighths of 256 values have ways of their own; either side of both.
+@pytest.mark.parametrize(
+    ("below", "above"), [(1, 0), (0, 1), (20, 12), (20, 13), (60, 36), (60, 37), (96, 0), (0, 96), (200, 50)]
+)
+@pytest.mark.parametrize("shape", [(300, 256), (256, 300)])
+@pytest.mark.parametrize("method", ["auto", "gram"])
+def test_wide_matrices_with_few_or_many_values_outside(shape, below, above, method):
+    inside = np.linspace(LOWER + 0.01, UPPER - 0.01, 256 - below - above)
+    values = np.concatenate([np.geomspace(0.5, 0.6, below), inside, np.geomspace(1.6, 1.8, above)])
+    matrix, answer = built(shape, np.random.default_rng(0).permutation(values))
+    with jax.enable_x64(True):
+        clipped = clip(jnp.asarray(matrix), LOWER, UPPER, method=method)
+    np.testing.assert_allclose(clipped, answer, atol=1e-13)
+
+
+def test_a_wide_matrix_with_few_values_far_outside():
+    # It is not kept but built anew, for which few vectors are not enough.
+    matrix, answer = built((300, 256), np.r_[np.full(255, 1.0), 2.5])
+    clipped = np.asarray(clip(jnp.asarray(matrix, jnp.float32), LOWER, UPPER), np.float64)
+    assert np.linalg.norm(clipped - answer, 2) < 5e-6
+
+
 @pytest.mark.parametrize("condition", [3, 10, 1000])
 @pytest.mark.parametrize("shape", [(300, 257), (257, 300)])
 def test_wide_matrices_decomposed_by_their_lower_triangle(shape, condition):

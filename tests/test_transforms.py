@@ -34,6 +34,16 @@ from tests.prescribed import (
 SGD = optax.sgd(1.0)
 
 
+@pytest.fixture(scope="module", autouse=True, params=["one device", "several"])
+def devices(request):
+    """Take both ways: one device packs its steps before the conditional, several inside of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "one device":
+            patch.setattr(jax, "device_count", lambda: 1)
+        jax.clear_caches()
+        yield
+
+
 def follow(tx, expected):
     """Check a run with the same gradients at every step."""
     step = jax.jit(tx.update)
@@ -257,3 +267,15 @@ class TestNonFinite:
         assert int(stats["svb/skipped"]) == 1
         assert np.isnan(stats["svb/sigma_min"])
         assert np.isnan(stats["svb/share_clipped"])
+
+
+def test_leaves_of_two_types_land_each_in_its_own():
+    pairs = {name: before_and_after(8, 8, seed) for seed, name in enumerate(["first", "half", "last"])}
+    dtypes = {"first": jnp.float32, "half": jnp.bfloat16, "last": jnp.float32}
+    params = {name: {"kernel": jnp.asarray(pairs[name][0], dtype)} for name, dtype in dtypes.items()}
+    landed, _ = take_step(svb(SGD, EPSILON), params, jax.tree.map(jnp.zeros_like, params))
+    for name, dtype in dtypes.items():
+        kernel = landed[name]["kernel"]
+        assert kernel.dtype == dtype
+        atol = 2e-6 if dtype == jnp.float32 else 0.02
+        np.testing.assert_allclose(kernel.astype(jnp.float32), pairs[name][1], atol=atol)
