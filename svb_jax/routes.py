@@ -97,7 +97,7 @@ class Decomposition(NamedTuple):
         change = matmul(self.vectors * gain[..., None, :], jnp.swapaxes(self.vectors, -2, -1))
         # Kept here and not added to the product, which would be one more pass over the whole matrix.
         is_kept = _is_kept(self.values[..., -1:, None], upper)
-        change += is_kept * jnp.eye(gain.shape[-1], dtype=matrix.dtype)
+        change = jnp.where(jnp.eye(gain.shape[-1], dtype=bool), change + is_kept, change)
         return matmul(matrix, change) if _is_tall(matrix) else matmul(change, matrix)
 
     def clip_few(self, most: int, matrix: jax.Array, lower: jax.Array, upper: jax.Array) -> jax.Array:

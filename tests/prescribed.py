@@ -41,6 +41,20 @@ def clipped(values, lower: float = LOWER, upper: float = UPPER) -> np.ndarray:
     return np.minimum(np.maximum(values, lower), upper)
 
 
+def band_violation(matrix, lower: float = LOWER, upper: float = UPPER) -> float:
+    values = np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
+    return max(lower - values.min(), values.max() - upper)
+
+
+def assert_nearest_in_band(matrix, result, lower: float = LOWER, upper: float = UPPER) -> None:
+    """Check the band and the distance, which is unique also where the nearest matrix is not."""
+    exact, result = np.asarray(matrix, np.float64), np.asarray(result, np.float64)
+    values = np.linalg.svd(exact, compute_uv=False)
+    optimum = np.linalg.norm(np.clip(values, lower, upper) - values)
+    assert band_violation(result, lower, upper) < 5e-6
+    assert np.linalg.norm(result - exact) <= (1 + 1e-5) * optimum + 1e-6 * np.linalg.norm(exact)
+
+
 def before_and_after(rows: int, columns: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return a matrix that straddles the band, and the nearest one inside."""
     vectors, values = frame(rows, columns, seed), spectrum(min(rows, columns), seed)
