@@ -1,5 +1,6 @@
 """Small matrices of unequal shapes that go through one program: the same answers as each on its own."""
 
+import functools
 import itertools
 import math
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import strategies as st
 
 import svb_jax
+import svb_jax.models
 from benchmarks.jax_steps import list_fusions
 from svb_jax.cutting import computed_zero, cut
 from svb_jax.pooling import MOST_FILLING, make_pools
@@ -277,3 +279,15 @@ def test_equal_pieces_are_cut_by_one_kernel():
     pieces = [fusion for fusion in list_fusions(compiled.as_text()) if "f32[2,3]" in fusion]
     assert len(pieces) == 4
     assert len(set(pieces)) == 1
+
+
+def test_a_network_is_projected_in_less_than_twice_its_own_memory(monkeypatch):
+    # What several devices do to keep a row whole takes a copy of it.
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    shapes = svb_jax.models.summary("convnet_38").matrices
+    params = {name: {"kernel": jax.ShapeDtypeStruct(shape, jnp.float32)} for name, shape in shapes.items()}
+    compiled = jax.jit(functools.partial(svb_jax.project, epsilon=0.5)).lower(params).compile()
+    memory = compiled.memory_analysis()
+    result = 4 * sum(math.prod(shape) for shape in shapes.values())
+    assert memory.output_size_in_bytes >= result
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 2 * result
