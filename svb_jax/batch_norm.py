@@ -8,12 +8,12 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax.axes import clean_path, key_name, leaf_name, path_string
 from svb_jax.layout import replicate, shard_like
 from svb_jax.packing import Packing, join
+from svb_jax.routes import matmul
 
 Kind = Literal["bbn", "relative"]
 
@@ -147,7 +147,8 @@ class Layers:
         channel = jnp.arange(self.widths.max())
         numbers = row.at[jnp.asarray(self.starts)[:, None] + channel].get(mode="clip")
         numbers = jnp.where(channel < jnp.asarray(self.widths)[:, None], numbers, 0)
-        return _matmul(numbers, np.ones(channel.size)) / jnp.asarray(self.widths, row.dtype)
+        # Sums are products here: XLA hands those to a library on CPU, while it compiles sums.
+        return matmul(numbers, jnp.ones(channel.size, row.dtype)) / jnp.asarray(self.widths, row.dtype)
 
     def spread(self, values: jax.Array) -> jax.Array:
         """Return a row in which each number is its layer's value."""
@@ -182,14 +183,9 @@ def clip_scales(
     bounded = jnp.where(is_clipped, jnp.clip(ratio, lower, upper) * std, gamma)
     of_each, of_first = np.ones(gamma.size), np.isin(np.arange(gamma.size), layers.starts)
     seen = jnp.stack([is_clipped, ~is_sound]).astype(jnp.float32)
-    counts = _matmul(seen, np.stack([of_each, of_first], axis=1)).astype(jnp.int32)
+    counts = matmul(seen, jnp.asarray(np.stack([of_each, of_first], axis=1), seen.dtype)).astype(jnp.int32)
     num_values = jnp.full_like(counts[0, 0], gamma.size)
     return bounded, ScaleReading(jnp.stack([counts[0, 0], num_values, counts[1, 1]]))
-
-
-def _matmul(sums: jax.Array, of: np.ndarray) -> jax.Array:
-    """Return sums as a product: on CPU XLA hands it to a library, while sums are compiled."""
-    return jnp.matmul(sums, jnp.asarray(of, sums.dtype), precision=lax.Precision.HIGHEST)
 
 
 def _owner(path: tuple[Any, ...]) -> str:
