@@ -161,6 +161,18 @@ def test_shares_of_devices_are_looked_up_in_the_program():
     assert device_rows.count_shares(params, 2, program[:60])["tables_in_program"] == 1
 
 
+def test_large_matrices_have_tables_of_their_own():
+    params = {name: np.zeros((1024, 1024)) for name in "abc"}
+    numbers = [[1, 0], [0, 1], [1, 0]]
+    program = "\n".join(f"%c = constant dense<{each}> : tensor<2xi32>" for each in numbers)
+    shares = device_rows.count_shares(params, 2, program)
+    assert shares["tables_in_program"] == shares["tables"] == 3
+    assert shares["largest_share"] == pytest.approx(2 / 3)
+    # A table counts for one stack only.
+    without_last = program.rsplit("\n", 1)[0]
+    assert device_rows.count_shares(params, 2, without_last)["tables_in_program"] == 2
+
+
 def test_fusions_that_differ_in_their_names_alone_are_equal():
     program = """HloModule step
 
