@@ -9,6 +9,7 @@ COMMANDS = {
     "step": ("Step", "take training steps with plain SGD, with SVB and BBN, and as PyTorch takes them"),
     "scaling": ("Scaling", "project over more devices, at more widths and depths, and for ImageNet"),
     "loop": ("Loop", "train, and see what the input pipeline and the loop add to the bare steps"),
+    "accelerators": ("Accelerators", "compile for TPUs and GPUs, and read what their compilers planned"),
     "report": ("Report", "print the tables of everything that has been measured"),
 }
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,22 @@ from typing import Any
 from benchmarks.processes import ROOT, Pool, RowError
 
 PACKAGES = ["svb_jax", "jax", "jaxlib", "optax", "flax", "numpy", "scipy"]
-PEERS = ["torch", "geotorch"]
+PEERS = ["torch", "geotorch", "libtpu", "jax-cuda12-plugin"]
 # Settings that change how many threads anyone takes: the reader must know if they were set.
 THREAD_SETTINGS = ("OMP_", "OPENBLAS_", "MKL_", "XLA_", "JAX_", "KMP_", "GOTO_")
 
 
-def describe(pool: Pool, torch_python: str) -> dict[str, Any]:
+def describe(pool: Pool, pythons: Iterable[str]) -> dict[str, Any]:
     """Return the hardware, the versions of everything, the commit and the settings of the surroundings.
 
     Args:
-      pool: where to start the interpreter that has PyTorch.
-      torch_python: that interpreter.
+      pool: where to start the interpreters that have peers or compilers.
+      pythons: those interpreters.
     """
     versions = {"python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES}
-    versions |= _peer_versions(pool, torch_python)
+    for python in dict.fromkeys(pythons):
+        versions |= _peer_versions(pool, python)
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -40,9 +42,9 @@ def describe(pool: Pool, torch_python: str) -> dict[str, Any]:
     }
 
 
-def _peer_versions(pool: Pool, torch_python: str) -> dict[str, str]:
-    group = torch_python, "versions"
-    pool.start(group, torch_python)
+def _peer_versions(pool: Pool, python: str) -> dict[str, str]:
+    group = python, "versions"
+    pool.start(group, python)
     try:
         return pool.ask(group, 60, do="versions", packages=PEERS)
     except RowError:

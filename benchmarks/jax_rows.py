@@ -14,9 +14,6 @@ from jax import lax
 import svb_jax
 from benchmarks.kernels import load_kernels
 from benchmarks.workload import Task, Workload
-from svb_jax.in_turn import decompose_in_turn
-from svb_jax.reading import empty_reading
-from svb_jax.routes import lower_square
 
 Params = dict[str, dict[str, jax.Array]]
 
@@ -26,25 +23,6 @@ matmul = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 def project(task: Task) -> Workload:
     """Our projection by the route ``task["method"]``, the whole network in one jit."""
     return _in_one_jit(task, lambda params: svb_jax.project(params, task["epsilon"], method=task["method"]))
-
-
-def squares(task: Task) -> Workload:
-    """The first part of our projection on CPU: every matrix times itself."""
-
-    def square_all(params: Params) -> Any:
-        return jax.tree.map(lambda kernel: lower_square(_as_matrix(kernel)), params)
-
-    return _in_one_jit(task, square_all, is_projection=False)
-
-
-def decompositions(task: Task) -> Workload:
-    """The first and the second part of our projection on CPU: the squares, and then their eigenvectors."""
-
-    def decompose_all(params: Params) -> Any:
-        stacks = [_as_matrix(kernel)[None] for kernel in jax.tree.leaves(params)]
-        return decompose_in_turn(stacks, [None] * len(stacks), empty_reading(jnp.zeros(())))
-
-    return _in_one_jit(task, decompose_all, is_projection=False)
 
 
 def svd_in_one_jit(task: Task) -> Workload:

@@ -2,9 +2,8 @@
 
 import functools
 import json
-import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,28 +15,12 @@ from jax import lax
 import svb_jax
 from benchmarks.jax_rows import clip_by_svd, compiled_facts
 from benchmarks.kernels import drifted_kernels
+from benchmarks.training import BBN_EPSILON, EVERY, SVB_EPSILON, bounded, make_loss, make_step, sgd
 from benchmarks.workload import Task, Workload
 from svb_jax import models
-from svb_jax.models import layers
-
-EVERY = 391
-"""Steps between projections in the compiled step; its count of steps decides whether a call projects."""
-SVB_EPSILON, BBN_EPSILON = 0.5, 1.0
-
-
-class State(NamedTuple):
-    """What a step changes."""
-
-    params: Any
-    batch_stats: Any
-    opt_state: Any
-
-
-class Batch(NamedTuple):
-    """Random images, and labels for them."""
-
-    images: jax.Array
-    labels: jax.Array
+from svb_jax.ahead_of_time.fusions import list_fusions
+from svb_jax.models.convolution import convolve, step_conv
+from svb_jax.training.memory import keep_freed_memory
 
 
 class SpectrallyNormalized(nn.Module):
@@ -59,9 +42,8 @@ def train(task: Task) -> Workload:
     With ``task["projects"]`` the step is one that projects. The very same program runs on other steps.
     """
     shared = {name: value for name, value in task.items() if name != "projects"}
-    compiled, facts, state, batch = _compiled_step(json.dumps(shared))
-    if task.get("projects"):
-        state = state._replace(opt_state=_on_the_eve(state.opt_state))
+    compiled, facts, (params, batch_stats, opt_state), batch = _compiled_step(json.dumps(shared))
+    state = params, batch_stats, _on_the_eve(opt_state) if task.get("projects") else opt_state
     return Workload(
         run=lambda fresh: jax.block_until_ready(compiled(fresh, batch)),
         # The step takes its state's memory for its own, as in training.
@@ -72,16 +54,16 @@ def train(task: Task) -> Workload:
 
 def update(task: Task) -> Workload:
     """The optimizer's part of a step alone, from gradients to new weights; its task is that of ``train``."""
-    _, state, _ = _loss(task)
+    _, params, batch_stats, _ = _loss(task)
     tx = _optimizer(task["optimizer"])
-    grads = jax.tree.map(lambda leaf: 1e-3 * leaf, state.params)
+    grads = jax.tree.map(lambda leaf: 1e-3 * leaf, params)
 
     def take(params: Any, opt_state: Any) -> tuple[Any, Any]:
-        updates, opt_state = tx.update(grads, opt_state, params, batch_stats=state.batch_stats)
+        updates, opt_state = tx.update(grads, opt_state, params, batch_stats=batch_stats)
         return optax.apply_updates(params, updates), opt_state
 
-    opt_state = tx.init(state.params)
-    start = state.params, _on_the_eve(opt_state) if task.get("projects") else opt_state
+    opt_state = tx.init(params)
+    start = params, _on_the_eve(opt_state) if task.get("projects") else opt_state
     compiled = jax.jit(take, donate_argnums=(0, 1)).lower(*start).compile()
     return Workload(
         run=lambda fresh: jax.block_until_ready(compiled(*fresh)),
@@ -103,14 +85,14 @@ def compile_train(task: Task) -> Workload:
 
 def forward(task: Task) -> Workload:
     """The loss of a batch, in training mode."""
-    loss, state, batch = _loss(task)
-    return _compiled(loss, state.params, state.batch_stats, batch)
+    loss, *arguments = _loss(task)
+    return _compiled(loss, *arguments)
 
 
 def gradients(task: Task) -> Workload:
     """The loss of a batch and its gradients."""
-    loss, state, batch = _loss(task)
-    return _compiled(jax.value_and_grad(loss, has_aux=True), state.params, state.batch_stats, batch)
+    loss, *arguments = _loss(task)
+    return _compiled(jax.value_and_grad(loss, has_aux=True), *arguments)
 
 
 def convolution(task: Task) -> Workload:
@@ -119,35 +101,16 @@ def convolution(task: Task) -> Workload:
     images = jnp.ones((task["batch"], size, size, channels))
     kernel = jnp.ones((3, 3, channels, channels))
 
-    def convolve(images: jax.Array, kernel: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated(
-            images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
+    def layer(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        return convolve(images, kernel, (1, 1), "SAME")
 
     def pull_back(argument: int, images: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> jax.Array:
-        return jax.vjp(convolve, images, kernel)[1](cotangent)[argument]
+        return jax.vjp(layer, images, kernel)[1](cotangent)[argument]
 
     if task["part"] == "forward":
-        return _compiled(convolve, images, kernel)
+        return _compiled(layer, images, kernel)
     argument = {"input": 0, "kernel": 1}[task["part"]]
     return _compiled(functools.partial(pull_back, argument), images, kernel, jnp.ones_like(images))
-
-
-def list_fusions(program: str) -> list[str]:
-    """Return what each fusion of a compiled program computes, with its values numbered instead of named.
-
-    XLA's CPU compiler makes a function of every fusion, and one for all that are equal. Custom ones, such as
-    products, are a library's and not compiled.
-    """
-    bodies = dict(re.findall(r"^%(\S+) \(.*?\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL))
-
-    def numbered(name: str) -> str:
-        numbers: dict[str, str] = {}
-        body = re.sub(r", metadata=\{.*?\}", "", bodies[name])
-        return re.sub(r"%[\w.\-]+", lambda value: numbers.setdefault(value[0], f"%{len(numbers)}"), body)
-
-    compiled = re.findall(r" fusion\(.*kind=k(?!Custom)\w+, calls=%([\w.\-]+)", program)
-    return [numbered(name) for name in compiled]
 
 
 def _compiled(function: Callable[..., Any], *arguments: Any) -> Workload:
@@ -157,60 +120,43 @@ def _compiled(function: Callable[..., Any], *arguments: Any) -> Workload:
 
 # Of the last step only: those before are not called again, and would keep their memory.
 @functools.lru_cache(maxsize=1)
-def _compiled_step(task: str) -> tuple[Any, dict[str, Any], State, Batch]:
+def _compiled_step(task: str) -> tuple[Any, dict[str, Any], Any, Any]:
     step, state, batch = _training(json.loads(task))
     compiled, facts = compiled_facts(lambda: jax.jit(step, donate_argnums=0).lower(state, batch))
-    facts["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    facts["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(state[0]))
     return compiled, facts, state, batch
 
 
-def _training(task: Task) -> tuple[Callable[[State, Batch], tuple[State, jax.Array]], State, Batch]:
-    loss, state, batch = _loss(task)
+def _training(task: Task) -> tuple[Callable[..., Any], Any, Any]:
+    loss, params, batch_stats, batch = _loss(task)
     tx = _optimizer(task["optimizer"])
-
-    def step(state: State, batch: Batch) -> tuple[State, jax.Array]:
-        value_and_grad = jax.value_and_grad(loss, has_aux=True)
-        (value, batch_stats), grads = value_and_grad(state.params, state.batch_stats, batch)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params, batch_stats=batch_stats)
-        return State(optax.apply_updates(state.params, updates), batch_stats, opt_state), value
-
-    return step, state._replace(opt_state=tx.init(state.params)), batch
+    return make_step(loss, tx), (params, batch_stats, tx.init(params)), batch
 
 
-def _loss(task: Task) -> tuple[Callable[..., tuple[jax.Array, Any]], State, Batch]:
-    """Return the loss with its new statistics, a state without optimizer and a batch."""
-    conv = _normalized_conv if task.get("optimizer") == "spectral_norm" else layers.conv
+def _loss(task: Task) -> tuple[Callable[..., tuple[jax.Array, Any]], Any, Any, Any]:
+    """Return the loss with its new statistics, and its arguments: parameters, statistics and a batch."""
+    # As in training; and before jax starts its threads.
+    keep_freed_memory()
+    conv = _normalized_conv if task.get("optimizer") == "spectral_norm" else step_conv()
     model = models.make(task["model"], conv=conv, width=task["width"])
-    images = np.random.default_rng(0).standard_normal((task["batch"], *model.image_shape), np.float32)
-    batch = Batch(jnp.asarray(images), jnp.arange(task["batch"]) % model.num_classes)
-    shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), batch.images)
-
-    def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        logits, updated = model.apply(
-            {"params": params, "batch_stats": batch_stats}, batch.images, train=True, mutable=["batch_stats"]
-        )
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-        return jnp.mean(losses), updated["batch_stats"]
-
+    shape = task["batch"], task["image_size"], task["image_size"], model.image_shape[-1]
+    images = np.random.default_rng(0).standard_normal(shape, np.float32)
+    batch = jnp.asarray(images), jnp.arange(task["batch"]) % model.num_classes
+    shapes = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, train=False), batch[0])
     variables = _filled(shapes, task["condition"])
-    return loss, State(variables["params"], variables["batch_stats"], None), batch
+    return make_loss(model), variables["params"], variables["batch_stats"], batch
 
 
 def _normalized_conv(*arguments: Any, **options: Any) -> nn.Module:
-    return SpectrallyNormalized(layers.conv(*arguments, **options))
+    return SpectrallyNormalized(step_conv()(*arguments, **options))
 
 
 def _optimizer(name: str) -> optax.GradientTransformationExtraArgs:
-    sgd = optax.chain(optax.add_decayed_weights(1e-4), optax.sgd(0.1, momentum=0.9, nesterov=True))
-    if name == "by hand":
-        return optax.chain(sgd, _when_due(_bound_by_hand))
-    if name == "scaling":
-        return optax.chain(sgd, _when_due(_scale_weights))
+    if name in ("by hand", "scaling"):
+        return optax.chain(sgd(), _when_due({"by hand": _bound_by_hand, "scaling": _scale_weights}[name]))
     if name.startswith("svb+bbn"):
-        method = "svd" if name.endswith("svd") else "auto"
-        bounded = svb_jax.svb(sgd, epsilon=SVB_EPSILON, every=EVERY, method=method)
-        return svb_jax.bbn(bounded, epsilon=BBN_EPSILON, every=EVERY)
-    return optax.with_extra_args_support(sgd)
+        return bounded(method="svd" if name.endswith("svd") else "auto")
+    return sgd()
 
 
 def _bound_by_hand(updates: Any, params: Any, batch_stats: Any) -> Any:

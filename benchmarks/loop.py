@@ -4,14 +4,18 @@ python -m benchmarks loop    # five minutes on two cores
 python -m benchmarks loop --model convnet_8 --rounds 2
 """
 
+import statistics
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measurement import Row, measure
 from benchmarks.options import Options
 from benchmarks.processes import Pool
 from benchmarks.results import finish
+from benchmarks.tables import section
 
 # One process for all: their differences are smaller than those between processes.
 ROWS = {
@@ -64,5 +68,27 @@ class Loop(Options):
         with tempfile.TemporaryDirectory(prefix="loop-") as folder, Pool() as pool:
             environment = self.surroundings(pool)
             rows = {name: row.given(folder=folder, **task) for name, row in ROWS.items()}
-            measured = {"rows": measure(pool, rows, self.plan)}
-        finish(self.results, "loop", environment, {"rounds": self.rounds, **settings}, measured)
+            measured = with_parts(measure(pool, rows, self.plan))
+        sections = [section("What a run consists of", measured)]
+        finish(self.results, "loop", environment, {"rounds": self.rounds, **settings}, sections)
+
+
+def with_parts(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what each row takes a step, and as a part of the bare step: the median within rounds.
+
+    The row without augmentation counts by what it lacks.
+    """
+    if not all("seconds" in row for row in rows.values()):
+        return dict(rows)
+
+    def a_step(name: str) -> list[float]:
+        return [value / rows[name]["facts"]["steps"] for value in rows[name]["seconds"]]
+
+    def with_part(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        parts = [one / step for one, step in zip(a_step(name), a_step("step"), strict=True)]
+        part = (
+            statistics.median(1 - one for one in parts) if name == "plain_step" else statistics.median(parts)
+        )
+        return {**row, "a_step_seconds": statistics.median(a_step(name)), "of_a_step_share": part}
+
+    return {name: with_part(name, row) for name, row in rows.items()}

@@ -16,8 +16,8 @@ import jax
 
 from benchmarks.workload import Task, Workload
 from svb_jax.training import TrainConfig, train
-from svb_jax.training.checkpoint import Checkpoints
 from svb_jax.training.progress import Display
+from svb_jax.training.saving import Checkpoints
 from svb_jax.training.session import Session
 from svb_jax.training.state import TrainState
 from svb_jax.training.step import Batch, Report
@@ -110,8 +110,8 @@ class _WatchedSession(Session):
 
 
 class _WaitingCheckpoints(Checkpoints):
-    def save(self, state: TrainState, *, seconds: float, test_error: float | None) -> None:
-        super().save(state, seconds=seconds, test_error=test_error)
+    def save(self, state: TrainState, **notes: Any) -> None:
+        super().save(state, **notes)
         self.wait()
 
 

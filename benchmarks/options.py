@@ -48,7 +48,7 @@ class Options:
 
     def surroundings(self, pool: Pool) -> dict[str, Any]:
         """Describe the machine and what is installed, and warn if others are using it."""
-        found = describe(pool, self.torch)
+        found = describe(pool, [self.torch])
         if found["load_average"] > 0.25 * found["cores"]:
             load = f"load {found['load_average']:.1f} on {found['cores']} cores"
             say(f"The machine is busy ({load}): its times are not to be trusted.")

@@ -16,15 +16,19 @@ from benchmarks.measurement import Row, measure, say
 from benchmarks.options import Options, choose
 from benchmarks.processes import Pool
 from benchmarks.results import finish
+from benchmarks.routes import METHODS
+from benchmarks.tables import section
 from svb_jax import models
 
 ROWS: Mapping[str, Row] = {
     "auto": Row("svb_jax auto", "benchmarks.jax_rows:project", {"method": "auto"}),
-    "squares": Row("of auto: squares", "benchmarks.jax_rows:squares"),
-    "decompositions": Row("of auto: squares and their eigenvectors", "benchmarks.jax_rows:decompositions"),
-    "gram": Row("svb_jax gram", "benchmarks.jax_rows:project", {"method": "gram"}),
-    "svd": Row("svb_jax svd", "benchmarks.jax_rows:project", {"method": "svd"}),
-    "polar": Row("svb_jax polar", "benchmarks.jax_rows:project", {"method": "polar"}),
+    "busy_1": Row("svb_jax auto, a busy process beside", "benchmarks.busy:project", {"processes": 1}),
+    "busy_2": Row("svb_jax auto, two busy processes beside", "benchmarks.busy:project", {"processes": 2}),
+    **{
+        method: Row(f"svb_jax {method}", "benchmarks.jax_rows:project", {"method": method})
+        for method in METHODS
+        if method != "auto"
+    },
     "svd_in_one_jit": Row("jnp.linalg.svd per layer, one jit", "benchmarks.jax_rows:svd_in_one_jit"),
     "svd_one_after_another": Row(
         "jnp.linalg.svd per layer, a jit each", "benchmarks.jax_rows:svd_one_after_another"
@@ -64,9 +68,9 @@ class Projection(Options):
         with Pool() as pool:
             environment = self.surroundings(pool)
             names = (*self.models, "wrn_28_16") if self.large else self.models
-            networks = {name: self._measure(pool, name, rows) for name in names}
+            sections = [self._measure(pool, name, rows) for name in names]
         settings = {"rounds": self.rounds, "epsilon": self.epsilon, "condition": self.condition}
-        finish(self.results, "projection", environment, settings, networks)
+        finish(self.results, "projection", environment, settings, sections)
 
     def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> dict[str, Any]:
         shapes = models.summary(model).matrices
@@ -83,7 +87,8 @@ class Projection(Options):
                 if name not in left_out
             }
             measured = measure(pool, rows, self.plan, exact) | left_out
-        return {"matrices": len(shapes), "parameters": count_numbers(kernels), "rows": measured}
+        title = f"{model}: {len(shapes)} matrices, {count_numbers(kernels) / 1e6:.2f} M numbers"
+        return section(title, measured, median="auto floor")
 
 
 def _left_out(rows: Mapping[str, Row], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

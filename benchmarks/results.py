@@ -1,10 +1,29 @@
 """What was measured, on disk and on the screen."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from benchmarks import plots, tables
+
+Result = dict[str, Any]
+
+
+def make_result(
+    command: str, environment: dict[str, Any], settings: dict[str, Any], sections: Iterable[dict[str, Any]]
+) -> Result:
+    """Return a measurement: its name, where it was made, what was asked for and what came out."""
+    return {"command": command, "environment": environment, "settings": settings, "sections": list(sections)}
+
+
+def save(folder: Path, result: Result) -> Path:
+    """Write a measurement's JSON and its picture into a folder, and return the JSON's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['command']}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    plots.draw(result, folder)
+    return path
 
 
 def finish(
@@ -12,31 +31,15 @@ def finish(
     command: str,
     environment: dict[str, Any],
     settings: dict[str, Any],
-    measured: dict[str, Any],
+    sections: Iterable[dict[str, Any]],
 ) -> None:
-    """Write a measurement's JSON and plots into a folder, and print its tables.
-
-    Args:
-      folder: where to.
-      command: the measurement's name.
-      environment: where it was made.
-      settings: what was asked for.
-      measured: what came out.
-    """
-    result = {
-        "command": command,
-        "environment": environment,
-        "settings": settings,
-        "measured": measured,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{command}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    plots.draw(result, folder)
+    """Save a measurement and print its tables."""
+    result = make_result(command, environment, settings, sections)
+    path = save(folder, result)
     print(tables.render(result))
     print(f"\nWritten to {path} and beside it.")
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
+def load(folder: Path) -> list[Result]:
     """Return the measurements of a folder, in the order of their names."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

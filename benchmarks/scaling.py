@@ -16,6 +16,7 @@ from benchmarks.options import Options, choose
 from benchmarks.processes import Pool
 from benchmarks.projection import ROWS
 from benchmarks.results import finish
+from benchmarks.tables import section
 from svb_jax import models
 
 # Ours decompose one matrix at a time, so that one process is safe for all three.
@@ -54,25 +55,25 @@ class Scaling(Options):
             environment = self.surroundings(pool)
             shapes = models.summary(self.model).matrices
             rows = {str(devices): _shared(devices) for devices in self.devices}
-            measured: dict[str, Any] = {
-                "devices": self._measure(pool, f"{self.model} over devices", shapes, rows),
-                "widths": {
-                    width: self._measure_routes(pool, f"width {width}", _plain(self.width_layers, width))
-                    for width in self.widths
-                },
-                "depths": {
-                    depth: self._measure_routes(pool, f"depth {depth}", _plain(depth, self.depth_width))
-                    for depth in self.depths
-                },
-            }
+            sections = [self._measure(pool, f"{self.model} over virtual devices", shapes, rows)]
+            for width in self.widths:
+                shapes = _plain(self.width_layers, width)
+                sections.append(
+                    self._measure_routes(pool, f"{width} channels, {self.width_layers} layers", shapes)
+                )
+            for depth in self.depths:
+                shapes = _plain(depth, self.depth_width)
+                sections.append(
+                    self._measure_routes(pool, f"{depth} layers, {self.depth_width} channels", shapes)
+                )
             if self.network:
                 shapes = models.summary(self.network).matrices
-                measured["network"] = self._measure_routes(pool, self.network, shapes)
+                sections.append(self._measure_routes(pool, self.network, shapes))
         settings = {
             name: getattr(self, name)
             for name in ("rounds", "model", "width_layers", "depth_width", "network", "epsilon", "condition")
         }
-        finish(self.results, "scaling", environment, settings, measured)
+        finish(self.results, "scaling", environment, settings, sections)
 
     def _measure_routes(self, pool: Pool, title: str, shapes: Shapes) -> dict[str, Any]:
         return self._measure(pool, title, shapes, choose("scaling", self.rows, ROUTES))
@@ -85,7 +86,8 @@ class Scaling(Options):
             save_kernels(path, kernels)
             given = {name: row.given(kernels=str(path), epsilon=self.epsilon) for name, row in rows.items()}
             measured = measure(pool, given, self.plan)
-        return {"matrices": len(shapes), "parameters": count_numbers(kernels), "rows": measured}
+        title = f"{title}: {len(shapes)} matrices, {count_numbers(kernels) / 1e6:.2f} M numbers"
+        return section(title, measured, median="auto floor")
 
 
 def _shared(devices: int) -> Row:

@@ -2,6 +2,7 @@
 
 python -m benchmarks step --torch-python PATH    # an hour on two cores
 python -m benchmarks step --models convnet_20 --batch 32 --rounds 5
+python -m benchmarks step --models preact_resnet_20 --image-size 16 --rows sgd torch_sgd --compile-rounds 0
 """
 
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from benchmarks.measurement import Row, measure, say
 from benchmarks.options import Options, choose
 from benchmarks.processes import Pool
 from benchmarks.results import finish
+from benchmarks.tables import section
 from svb_jax import models
 
 # Rows of one framework share a process: differences of a percent are smaller than those between processes.
@@ -56,8 +58,8 @@ COMPILING = {
         ("scaling", "weights halved at the same steps: no bound at all", "scaling"),
     )
 }
-STAGES = ((32, 16), (16, 32), (8, 64))
-"""Height and channels of the images in the three stages of these networks."""
+CHANNELS = (16, 32, 64)
+"""Those of the three stages of these networks, each of half the height of the one before."""
 PARTS = {"forward": "forward", "input": "gradient of the input", "kernel": "gradient of the kernel"}
 
 
@@ -79,6 +81,8 @@ class Step(Options):
     """Multiplies every channel count of the networks."""
     batch: int = 128
     """Images in a batch."""
+    image_size: int = 32
+    """Height and width of the images."""
     compile_rounds: int = 3
     """How often each step is compiled anew; 0 for never."""
     convolutions: bool = True
@@ -91,18 +95,19 @@ class Step(Options):
         rows = choose("step", self.rows, STEPS)
         with Pool() as pool:
             environment = self.surroundings(pool)
-            networks = {model: self._measure(pool, model, rows) for model in self.models}
-            convolutions = self._measure_convolutions(pool) if self.convolutions else {}
+            sections = [part for model in self.models for part in self._measure(pool, model, rows)]
+            if self.convolutions:
+                sections.append(section("Single convolutions", self._measure_convolutions(pool)))
         settings = {
             "rounds": self.rounds,
             "width": self.width,
             "batch": self.batch,
+            "image_size": self.image_size,
             "condition": self.condition,
         }
-        measured = {"networks": networks, "convolutions": convolutions}
-        finish(self.results, "step", environment, settings, measured)
+        finish(self.results, "step", environment, settings, sections)
 
-    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> dict[str, Any]:
+    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> list[dict[str, Any]]:
         say(model)
         network = models.make(model)
         task = {
@@ -111,21 +116,28 @@ class Step(Options):
             "depth": network.depth,
             "width": self.width,
             "batch": self.batch,
+            "image_size": self.image_size,
             "condition": self.condition,
         }
         rows = {name: row.given(**task).run_by(self.torch) for name, row in chosen.items()}
-        measured = {"rows": measure(pool, rows, self.plan)}
-        _check_equal(model, measured["rows"])
+        steps = measure(pool, rows, self.plan)
+        _check_equal(model, steps)
         updates = {name: row.given(**task) for name, row in UPDATES.items()}
-        measured["updates"] = measure(pool, updates, replace(self.plan, seconds=0.2))
+        alone = measure(pool, updates, replace(self.plan, seconds=0.2))
+        sections = [
+            section(f"{model}: a step", steps, median="sgd"),
+            section(f"{model}: the optimizer's update alone", with_overheads(alone, steps.get("sgd", {}))),
+        ]
         if self.compile_rounds:
             compiling = {name: row.given(**task) for name, row in COMPILING.items()}
-            measured["compiling"] = measure(pool, compiling, replace(self.plan, rounds=self.compile_rounds))
-        return measured
+            compiled = measure(pool, compiling, replace(self.plan, rounds=self.compile_rounds))
+            sections.append(section(f"{model}: trace and compile", compiled, median="sgd"))
+        return sections
 
     def _measure_convolutions(self, pool: Pool) -> dict[str, Any]:
         rows = {}
-        for size, channels in STAGES:
+        for stage, channels in enumerate(CHANNELS):
+            size = self.image_size // 2**stage
             for part, label in PARTS.items():
                 for framework in (JAX, TORCH):
                     task = {"size": size, "channels": channels, "part": part, "batch": self.batch}
@@ -133,6 +145,17 @@ class Step(Options):
                     row = Row(f"{framework} {size}x{size}x{channels} {label}", factory, task, group=framework)
                     rows[f"{framework}/{size}/{part}"] = row.run_by(self.torch)
         return measure(pool, rows, replace(self.plan, rounds=min(self.rounds, 5), seconds=0.1))
+
+
+def with_overheads(updates: Mapping[str, Any], step: Mapping[str, Any]) -> dict[str, Any]:
+    """Add what each update takes more than SGD's, as a part of SGD's whole step."""
+    plain, whole = updates["sgd"].get("median"), step.get("median")
+    return {
+        name: row | {"more_than_sgd_share": (row["median"] - plain) / whole}
+        if plain and whole and "median" in row
+        else row
+        for name, row in updates.items()
+    }
 
 
 def _check_equal(model: str, rows: dict[str, Any]) -> None:

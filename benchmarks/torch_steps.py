@@ -113,6 +113,7 @@ def _network(task: Task, layout: str) -> tuple[Any, Any, Any]:
     with torch.no_grad():
         for name, kernel in drifted_kernels(shapes, task["condition"]).items():
             matrices[name].copy_(torch.from_numpy(np.moveaxis(kernel, -1, 0).copy()))
-    images = np.random.default_rng(0).standard_normal((task["batch"], 3, 32, 32), np.float32)
+    shape = task["batch"], 3, task["image_size"], task["image_size"]
+    images = np.random.default_rng(0).standard_normal(shape, np.float32)
     batch = torch.from_numpy(images).to(memory_format=memory_format)
     return network.to(memory_format=memory_format), batch, torch.arange(task["batch"]) % 10

@@ -1,53 +1,63 @@
 """Singular Value Bounding and Bounded Batch Normalization for JAX."""
 
-from svb_jax.axes import (
-    MatrixAxes,
-    attention,
-    by_name,
-    every_matrix,
-    grouped_convolutions,
-    oihw,
-    scan_stacks,
-)
-from svb_jax.functional import project, project_batch_norm
-from svb_jax.projection import all_platforms, clip_singular_values
-from svb_jax.schedules import staircase_schedule
-from svb_jax.spectrum import (
+import importlib
+from typing import Any
+
+from svb_jax._src.batch_norm import bound_batch_norm_scales
+from svb_jax._src.clip import clip_singular_values
+from svb_jax._src.conv_operator import conv_operator_singular_values
+from svb_jax._src.describe import Description, LeafDescription, describe
+from svb_jax._src.dimension_numbers import MatrixAxes, by_name
+from svb_jax._src.functional import project, project_batch_norm
+from svb_jax._src.layouts import attention, every_matrix, oihw
+from svb_jax._src.nested_dimension_numbers import by_path, depthwise, grouped_convolutions, scan_stacks
+from svb_jax._src.paths import paths
+from svb_jax._src.plotting import plot_projections, plot_spectrum
+from svb_jax._src.schedules import staircase_schedule
+from svb_jax._src.spectrum import (
     MatrixSummary,
     SpectrumSummary,
-    conv_operator_singular_values,
     folded_singular_values,
     singular_values,
     spectrum_summary,
 )
-from svb_jax.transforms import (
+from svb_jax._src.stats import (
     BoundBatchNormScalesState,
     BoundSingularValuesState,
-    bbn,
-    bound_batch_norm_scales,
-    bound_singular_values,
+    ProjectionStats,
+    ScaleStats,
     projection_stats,
-    svb,
 )
+from svb_jax._src.transforms import bound_singular_values
+from svb_jax._src.wrappers import bbn, svb
 
 __all__ = [
     "BoundBatchNormScalesState",
     "BoundSingularValuesState",
+    "Description",
+    "LeafDescription",
     "MatrixAxes",
     "MatrixSummary",
+    "ProjectionStats",
+    "ScaleStats",
     "SpectrumSummary",
-    "all_platforms",
     "attention",
     "bbn",
     "bound_batch_norm_scales",
     "bound_singular_values",
     "by_name",
+    "by_path",
     "clip_singular_values",
     "conv_operator_singular_values",
+    "depthwise",
+    "describe",
     "every_matrix",
     "folded_singular_values",
     "grouped_convolutions",
     "oihw",
+    "paths",
+    "plot_projections",
+    "plot_spectrum",
     "project",
     "project_batch_norm",
     "projection_stats",
@@ -57,3 +67,28 @@ __all__ = [
     "staircase_schedule",
     "svb",
 ]
+
+# Reachable without an import of their own, imported when they are used: they need more than jax and optax.
+_MODULES = ("linen", "models", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
+    if name in _MODULES:
+        return importlib.import_module(f"svb_jax.{name}")
+    raise AttributeError(f"module 'svb_jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES, "__version__"])
+
+
+def _version() -> str:
+    """Return the version that pyproject.toml gave the installed package."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("svb_jax")
+    except metadata.PackageNotFoundError:
+        return "0+uninstalled"

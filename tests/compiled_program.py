@@ -65,3 +65,19 @@ def _reached(computations: dict[str, list[str]], name: str, *, into_branches: bo
 
 def _expensive(lines: list[str]) -> list[str]:
     return [found[0] for line in lines if (found := EXPENSIVE.search(line))]
+
+
+def outside_of_conditionals(program: str) -> str:
+    """Return the lines of a lowered program's main function that are in no branch of a conditional."""
+    kept, depth, inside = [], 0, None
+    for line in program.partition("func.func public @main")[2].splitlines():
+        if inside is None:
+            kept.append(line)
+            if "stablehlo.case" in line:
+                inside = depth
+        depth += line.count("{") - line.count("}")
+        if inside is not None and depth <= inside and "}" in line:
+            inside = None
+        if depth <= 0 and line.strip() == "}":
+            break
+    return "\n".join(kept)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from svb_jax._src.leaves import matrix_leaves
+
 EPSILON = 0.5
 LOWER, UPPER = 1 / 1.5, 1.5
 
@@ -140,3 +142,10 @@ def take_step(tx, params, grads, **extra):
 def land(tx, params, **extra):
     """Return where a step of length zero lands, and the state."""
     return take_step(tx, params, jax.tree.map(jnp.zeros_like, params), **extra)
+
+
+def matrices_by_path(params, dimension_numbers) -> dict[str, jax.Array]:
+    """Return every leaf's matrices as a batch (count, reduction, output), by path."""
+    values = jax.tree.leaves(params)
+    leaves = matrix_leaves(params, dimension_numbers)
+    return {leaf.path: leaf.to_matrices(values[leaf.index]) for leaf in leaves}

@@ -1,6 +1,10 @@
-"""Bounded scales by hand, on plain trees and on the networks of Linen and NNX."""
+"""Bounded scales by hand, on plain trees and on the networks of Linen, NNX, Haiku and Equinox."""
 
+import re
+
+import equinox as eqx
 import flax.linen as nn
+import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +12,16 @@ import optax
 import pytest
 from flax import nnx
 
-from svb_jax import bound_batch_norm_scales, project_batch_norm, projection_stats
+from svb_jax import (
+    bbn,
+    bound_batch_norm_scales,
+    paths,
+    project_batch_norm,
+    projection_stats,
+    singular_values,
+    svb,
+)
+from svb_jax._src.running_variances import find_scales
 from tests.prescribed import bounded_scale, land
 
 # With standard deviations 1, 2, 1/2 and 1 the ratios are 8, 1, 4 and 3, and their mean is 4. Within a factor
@@ -198,6 +211,133 @@ def test_nnx_optimizers_pass_the_statistics_on():
     np.testing.assert_array_equal(model.ln.scale[...], STEPPED)
 
 
+def test_haikus_state_holds_the_statistics():
+    def network(x):
+        x = hk.LayerNorm(-1, True, True)(hk.BatchNorm(True, True, 0.9)(x, is_training=True))
+        return hk.nets.MLP([4])(x)
+
+    params, state = hk.transform_with_state(network).init(jax.random.key(0), batch())
+    params["batch_norm"]["scale"] = params["layer_norm"]["scale"] = STEPPED[None]
+    average = state["batch_norm/~/var_ema"]["average"] = jnp.array([[1.0, 0.5, 2.0, 4.0]])
+    after, _ = land(bound_batch_norm_scales(1.0), params, batch_stats=state)
+    expected = after_bounding(average)
+    assert np.sum(expected != STEPPED) >= 2
+    np.testing.assert_allclose(after["batch_norm"]["scale"], expected, rtol=2e-6)
+    np.testing.assert_array_equal(after["layer_norm"]["scale"], STEPPED[None])
+
+
+class NormedEquinox(eqx.Module):
+    linear: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    bn: eqx.nn.BatchNorm
+
+    def __init__(self, mode):
+        self.linear, self.norm = eqx.nn.Linear(4, 4, key=jax.random.key(0)), eqx.nn.LayerNorm(4)
+        self.bn = eqx.nn.BatchNorm(4, "batch", mode=mode)
+
+
+def equinox_network(mode):
+    model, state = eqx.nn.make_with_state(NormedEquinox)(mode)
+    model = eqx.tree_at(lambda m: (m.bn.weight, m.norm.weight), model, (STEPPED, STEPPED))
+    _, state = jax.vmap(model.bn, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(batch(), state)
+    return model, state
+
+
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_equinoxs_state_holds_the_statistics(mode):
+    model, state = equinox_network(mode)
+    params = eqx.filter(model, eqx.is_inexact_array)
+    after, _ = land(bound_batch_norm_scales(1.0), params, batch_stats=state)
+    # What BatchNorm itself divides by at inference: the response to a unit input has no shift but its own.
+    frozen = eqx.tree_at(lambda m: m.bn.weight, eqx.nn.inference_mode(model), jnp.ones(4)).bn
+    std = 1 / (frozen(jnp.ones(4), state)[0] - frozen(jnp.zeros(4), state)[0])
+    expected = bounded_scale(np.asarray(STEPPED, float), 1.0, np.asarray(std, float))
+    assert np.sum(expected != STEPPED) >= 2
+    np.testing.assert_allclose(after.bn.weight, expected, rtol=1e-5)
+    np.testing.assert_array_equal(after.norm.weight, STEPPED)
+    np.testing.assert_array_equal(after.linear.weight, model.linear.weight)
+
+
+def test_the_relative_kind_finds_equinoxs_scales_through_where():
+    params = eqx.filter(equinox_network("batch")[0], eqx.is_inexact_array)
+    tx = bound_batch_norm_scales(1.0, kind="relative", where=paths("bn", "linear"))
+    after, _ = land(tx, params)
+    np.testing.assert_allclose(after.bn.weight, bounded_scale(np.asarray(STEPPED, float), 1.0, np.ones(4)))
+    for name in ("norm", "linear"):
+        np.testing.assert_array_equal(getattr(after, name).weight, getattr(params, name).weight)
+
+
+def test_other_trees_name_their_pairs():
+    params = {"a": {"gamma": jnp.ones(3)}, "b": {"gamma": jnp.ones(2)}, "ln": {"gamma": jnp.ones(2)}}
+    statistics = {"a": {"moving": jnp.full(3, 2.0)}}
+    for pairs in ({"a/gamma": "a/moving", "b/gamma": jnp.zeros(2)}, [("a/gamma", "a/moving")]):
+        scales = find_scales("bbn", params, statistics, "bbn", is_masked=False, pairs=pairs)
+        assert [scale[:2] for scale in scales] == [(0, "a/gamma"), (1, "b/gamma")][: len(pairs)]
+        np.testing.assert_array_equal(scales[0].variance, statistics["a"]["moving"])
+    (scale,) = find_scales("bbn", params, None, "bbn", is_masked=False, pairs={"ln/gamma": jnp.zeros(2)})
+    assert scale.position == 2
+    with pytest.raises(ValueError, match="bbn found no 'a/variance' of its pairs; the nearest: 'a/moving'"):
+        find_scales("bbn", params, statistics, "bbn", is_masked=False, pairs={"a/gamma": "a/variance"})
+
+
+def test_named_pairs_are_bounded():
+    params = {"bn": {"gamma": jnp.asarray(SCALE)}, "ln": {"gamma": jnp.asarray(SCALE)}}
+    statistics = {"bn": {"moving": variance(VARIANCE)}}
+    pairs = {"bn/gamma": "bn/moving"}
+    after, _ = land(
+        bound_batch_norm_scales(1.0, bn_epsilon=BN_EPSILON, pairs=pairs), params, batch_stats=statistics
+    )
+    functional = project_batch_norm(params, statistics, 1.0, bn_epsilon=BN_EPSILON, pairs=pairs)
+    for bounded in (after, functional):
+        np.testing.assert_allclose(bounded["bn"]["gamma"], [8, 4, 2, 3], rtol=1e-5)
+        np.testing.assert_array_equal(bounded["ln"]["gamma"], SCALE)
+
+
+WRONG_SCALES = {
+    "variances of another size": (
+        {"a": {"scale": jnp.ones(2)}, "b": {"scale": jnp.ones(3)}},
+        {"a": {"var": jnp.ones(3)}, "b": {"var": jnp.ones(2)}},
+        "needs a running variance for each scale, got shape (3,) for 'a/scale' of shape (2,).",
+    ),
+    "integers": (
+        {"scale": jnp.array([1, 9])},
+        {"var": jnp.ones(2)},
+        "needs scales in floating point, of 16 bits or more, got int32 at 'scale'.",
+    ),
+    "float8": (
+        {"scale": jnp.ones(2, jnp.float8_e4m3fn)},
+        {"var": jnp.ones(2)},
+        "needs scales in floating point, of 16 bits or more, got float8_e4m3fn at 'scale'.",
+    ),
+}
+
+
+@pytest.mark.parametrize(("params", "statistics", "told"), WRONG_SCALES.values(), ids=WRONG_SCALES)
+def test_scales_that_cannot_be_bounded_raise(params, statistics, told):
+    with pytest.raises(ValueError, match=re.escape(f"project_batch_norm {told}")):
+        project_batch_norm(params, statistics, 0.5)
+
+
+def test_a_scale_of_rank_zero_is_its_own_mean():
+    params = {"one": {"scale": jnp.float32(3)}, "more": {"scale": jnp.array([9.0, 1.0])}}
+    statistics = {"one": {"var": jnp.float32(1)}, "more": {"var": jnp.full(2, 1 - 1e-5)}}
+    after = project_batch_norm(params, statistics, 0.5)
+    assert float(after["one"]["scale"]) == 3
+    np.testing.assert_allclose(after["more"]["scale"], [7.5, 5 / 1.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "expected", "skipped"),
+    [(-2.0, [5, 5], 0), (np.nan, [9, 1], 1), (np.inf, [9, 1], 1)],
+    ids=["negative", "nan", "inf"],
+)
+def test_a_schedule_that_gives_no_epsilon_does_not_harm(epsilon, expected, skipped):
+    tx = bound_batch_norm_scales(lambda count: jnp.float32(epsilon))
+    after, state = land(tx, {"scale": jnp.array([9.0, 1.0])}, batch_stats={"var": jnp.full(2, 1 - 1e-5)})
+    np.testing.assert_allclose(after["scale"], expected, rtol=1e-6)
+    assert int(projection_stats(state)["bbn/skipped"]) == skipped
+
+
 def test_scanned_layers_are_bounded_one_by_one():
     class Layer(nn.Module):
         @nn.compact
@@ -217,3 +357,33 @@ def test_scanned_layers_are_bounded_one_by_one():
     after = project_batch_norm(params, statistics, 0.5)["BatchNorm_0"]["scale"]
     expected = [bounded_scale(row, 0.5, std) for row, std in zip(rows, stds, strict=True)]
     np.testing.assert_allclose(after, expected, rtol=2e-6)
+
+
+def test_a_haiku_network_trains_within_both_bounds():
+    def network(x):
+        x = hk.BatchNorm(True, True, 0.9)(hk.Linear(4)(x), is_training=True)
+        return hk.Linear(2)(jax.nn.relu(x))
+
+    haiku = hk.without_apply_rng(hk.transform_with_state(network))
+    params, state = haiku.init(jax.random.key(0), batch())
+    tx = bbn(svb(optax.sgd(1.0), 0.1, method="svd"), 0.1)
+
+    @jax.jit
+    def step(params, state, opt_state):
+        def loss(params):
+            out, new_state = haiku.apply(params, state, batch())
+            return (out**2).mean(), new_state
+
+        grads, state_after = jax.grad(loss, has_aux=True)(params)
+        updates, opt_state = tx.update(grads, opt_state, params, batch_stats=state_after)
+        return optax.apply_updates(params, updates), state_after, opt_state
+
+    params, state, _ = step(params, state, tx.init(params))
+    std = np.sqrt(np.asarray(state["batch_norm/~/var_ema"]["average"], float) + 1e-5)
+    assert std.max() / std.min() > 2
+    ratios = np.asarray(params["batch_norm"]["scale"], float) / std
+    # The mean that the band stands around is that of before the clip.
+    assert ratios.max() / ratios.min() <= 1.1**2 * (1 + 1e-5)
+    for values in singular_values(params).values():
+        assert values.min() > 1 / 1.1 - 1e-5
+        assert values.max() < 1.1 + 1e-5

@@ -4,22 +4,75 @@ import doctest
 import importlib
 import importlib.util
 import json
+import os
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 import svb_jax
-from benchmarks import device_rows, jax_steps, tables
+from benchmarks import busy, jax_steps, tables
 from benchmarks.__main__ import main
-from benchmarks.kernels import as_matrix, clip_exactly, drifted_kernels, save_kernels
+from benchmarks.kernels import as_matrix, clip_exactly, drifted_kernels, load_kernels, save_kernels
+from benchmarks.loop import with_parts
 from benchmarks.measurement import Plan, Row, measure
 from benchmarks.processes import Pool
+from benchmarks.step import with_overheads
+from benchmarks.workload import Task, Workload
 
-DOCUMENTED = ["__main__", "device_rows", "formatting", "kernels", "measurement"]
+DOCUMENTED = ["__main__", "kernels", "measurement", "tables"]
 PLAN = Plan(rounds=2, seconds=1e-6, limit=20)
+
+
+# Rows for the tests of the measuring itself, which run in processes of their own.
+
+
+def logged(task: Task) -> Workload:
+    def run(argument: str) -> None:
+        with Path(task["log"]).open("a") as log:
+            log.write(argument)
+        time.sleep(task.get("sleep", 0))
+
+    return Workload(run=run, fresh=lambda: task["letter"], facts={"letter": task["letter"]})
+
+
+def failing(task: Task) -> Workload:
+    raise KeyError(task["key"])
+
+
+def vanishing(task: Task) -> Workload:
+    def run(_: None) -> None:
+        os._exit(task["code"])
+
+    return Workload(run=run)
+
+
+def stretched(task: Task) -> Workload:
+    """Give back its kernels, the last one longer by a part."""
+
+    def run(_: None) -> Any:
+        kernels = load_kernels(Path(task["kernels"]))
+        last = list(kernels)[-1]
+        return kernels | {last: kernels[last] * (1 + task["part"])}
+
+    return Workload(run=run, kernels=lambda kernels: kernels)
+
+
+def allocating(task: Task) -> Workload:
+    def run(_: None) -> None:
+        held = np.ones(task["megabytes"] << 17)
+        time.sleep(0.1)
+        held.fill(0)
+
+    return Workload(run=run)
+
+
+def clocked(task: Task) -> Workload:
+    return Workload(run=lambda _: task["claim"], seconds=float)
 
 
 @pytest.fixture
@@ -29,7 +82,7 @@ def pool():
 
 
 def row(function: str, **task) -> Row:
-    return Row(function, f"tests.benchmark_rows:{function}", task, group="tests")
+    return Row(function, f"tests.test_benchmarks:{function}", task, group="tests")
 
 
 @pytest.mark.parametrize("module", DOCUMENTED)
@@ -53,7 +106,7 @@ def test_rows_are_called_in_turn_and_another_is_first_each_round(pool, tmp_path)
 def test_a_row_that_takes_too_long_is_stopped_named_and_not_repeated(pool, tmp_path):
     log = tmp_path / "log"
     rows = {
-        "slow": Row("slow", "tests.benchmark_rows:logged", {"log": str(log), "letter": "s", "sleep": 60}),
+        "slow": Row("slow", "tests.test_benchmarks:logged", {"log": str(log), "letter": "s", "sleep": 60}),
         "quick": row("logged", log=str(log), letter="q"),
     }
     measured = measure(pool, rows, Plan(rounds=2, seconds=1e-6, limit=1.0))
@@ -69,7 +122,7 @@ def test_rows_that_cannot_run_say_why_and_leave_the_others_alone(pool, tmp_path)
     rows = {
         "absent": Row("absent", "no_such_package.rows:svd", group="tests"),
         "failing": row("failing", key="it"),
-        "vanishing": Row("vanishing", "tests.benchmark_rows:vanishing", {"code": 7}),
+        "vanishing": Row("vanishing", "tests.test_benchmarks:vanishing", {"code": 7}),
         "logged": row("logged", log=str(tmp_path / "log"), letter="x"),
     }
     measured = measure(pool, rows, PLAN)
@@ -114,102 +167,72 @@ def test_exact_answers():
     np.testing.assert_allclose(clipped, np.diag([1.5, np.float32(1.2), 2 / 3]), atol=1e-15)
 
 
-def test_overheads():
+def test_ratios_are_taken_within_rounds():
     rows = {
-        "sgd": {"seconds": [1.0, 2.0, 4.0], "median": 2.0},
-        "off": {"seconds": [1.1, 2.0, 3.6], "median": 2.0},
-        "projecting": {"seconds": [6.0, 6.0, 6.0], "median": 6.0},
-        "lost": {"status": "too slow"},
+        "sgd": {"label": "SGD", "seconds": [1.0, 2.0, 4.0], "median": 2.0, "least": 1.0, "most": 4.0},
+        "off": {"label": "other", "seconds": [1.1, 2.0, 3.6], "median": 2.0, "least": 1.1, "most": 3.6},
+        "lost": {"label": "lost", "status": "too slow", "detail": "over 1 s"},
     }
-    assert tables.paired_ratios(rows, "off", "sgd") == [1.1, 1.0, 0.9]
-    assert tables.ratio(rows, "projecting", "sgd") == 3.0
-    assert tables.ratio(rows, "lost", "sgd") is None
-    assert tables.amortised_overhead(rows, 10, "projecting", "off", "sgd") == pytest.approx(0.2)
-    updates = {
-        name: {"seconds": [time], "median": time} for name, time in (("off", 0.1), ("projecting", 0.5))
+    part = tables.section("Steps", rows, median="sgd")
+    assert tables.ratios(part, "off", "median", "sgd") == [1.1, 1.0, 0.9]
+    assert tables.ratios(part, "lost", "median", "sgd") == []
+    _, _, _, off, lost = tables.table(part).splitlines()
+    assert off == "| other | 2.00 s (1.10 s – 3.60 s) | 1.00× (0.950 – 1.05) |"
+    assert lost == "| lost  |                 too slow |                    – |"
+
+
+def test_ranges_are_compared_end_by_end():
+    rows = {
+        "auto": {"label": "auto", "facts": {"cycles_due": [20, 60]}},
+        "floor": {"label": "floor", "facts": {"cycles_due": [10, 10]}},
     }
-    network = tables.with_updates({"rows": rows, "updates": updates})
-    assert tables.amortised_overhead(network, 10, "projecting", "off", "step") == pytest.approx(0.02)
+    part = tables.section("Projection", rows, cycles_due="floor")
+    assert tables.ratios(part, "auto", "cycles_due", "floor") == [2.0, 6.0]
+
+
+def test_what_the_bounds_add_is_a_part_of_the_whole_step():
+    updates = {name: {"median": time} for name, time in (("sgd", 0.1), ("projecting", 0.5))}
+    overheads = with_overheads(updates | {"lost": {"status": "too slow"}}, {"median": 2.0})
+    assert overheads["projecting"]["more_than_sgd_share"] == pytest.approx(0.2)
+    assert overheads["lost"] == {"status": "too slow"}
+    assert with_overheads(updates, {"status": "too slow"}) == updates
 
 
 def test_what_a_run_adds_to_its_steps():
     def measured(seconds, steps):
-        return {"seconds": seconds, "median": 1.0, "facts": {"steps": steps}}
+        return {"seconds": seconds, "facts": {"steps": steps}}
 
     rows = {
-        "step": measured([1.0, 2.0], 1),
-        "plain_step": measured([0.9, 2.0], 1),
-        "input": measured([0.2, 0.8], 10),
-        "loop": measured([0.5, 2.0], 10),
+        "step": measured([1.0, 2.0, 1.0], 1),
+        "plain_step": measured([0.9, 2.0, 0.8], 1),
+        "input": measured([0.2, 0.8, 0.3], 10),
+        "loop": measured([0.5, 2.0, 0.7], 10),
     }
-    parts = tables.parts_of_a_step(rows)
-    assert parts["input"] == pytest.approx([0.02, 0.04])
-    assert parts["augmentation"] == pytest.approx([0.1, 0.0])
-    assert parts["loop"] == pytest.approx([0.05, 0.1])
-    assert tables.parts_of_a_step(rows | {"loop": {"status": "too slow"}}) == {}
+    parts = {name: row["of_a_step_share"] for name, row in with_parts(rows).items()}
+    assert parts == pytest.approx({"step": 1.0, "plain_step": 0.1, "input": 0.03, "loop": 0.07})
+    lost = rows | {"loop": {"status": "too slow"}}
+    assert with_parts(lost) == lost
 
 
-def test_shares_of_devices_are_looked_up_in_the_program():
-    params = {name: np.zeros((8, 2)) for name in "abc"} | {"d": np.zeros((4, 4))}
-    # The three matrices of 32 go after that of 64, which one of two devices takes.
-    program = "%c = constant dense<[1, 2]> : tensor<2xi32>  %d = constant dense<[1, 0]> : tensor<2xi32>"
-    shares = device_rows.count_shares(params, 2, program)
-    assert sorted(shares["decompositions"]) == [2, 2]
-    assert shares["largest_share"] == 96 / 160
-    assert shares["tables_in_program"] == shares["tables"] == 2
-    assert sorted(shares["multiply_adds"]) == [2 * 72, 2 * 64 + 64 + 72]
-    assert device_rows.count_shares(params, 2, program[:60])["tables_in_program"] == 1
-
-
-def test_large_matrices_have_tables_of_their_own():
-    params = {name: np.zeros((1024, 1024)) for name in "abc"}
-    numbers = [[1, 0], [0, 1], [1, 0]]
-    program = "\n".join(f"%c = constant dense<{each}> : tensor<2xi32>" for each in numbers)
-    shares = device_rows.count_shares(params, 2, program)
-    assert shares["tables_in_program"] == shares["tables"] == 3
-    assert shares["largest_share"] == pytest.approx(2 / 3)
-    # A table counts for one stack only.
-    without_last = program.rsplit("\n", 1)[0]
-    assert device_rows.count_shares(params, 2, without_last)["tables_in_program"] == 2
-
-
-def test_fusions_that_differ_in_their_names_alone_are_equal():
-    program = """HloModule step
-
-%first (x.1: f32[2]) -> f32[2] {
-  %x.1 = f32[2]{0} parameter(0)
-  ROOT %sum.1 = f32[2]{0} add(%x.1, %x.1), metadata={op_name="a/add"}
-}
-
-%second (x.2: f32[2]) -> f32[2] {
-  %x.2 = f32[2]{0} parameter(0)
-  ROOT %sum.2 = f32[2]{0} add(%x.2, %x.2), metadata={op_name="b/add"}
-}
-
-%third (x.3: f32[2]) -> f32[2] {
-  %x.3 = f32[2]{0} parameter(0)
-  ROOT %product.1 = f32[2]{0} multiply(%x.3, %x.3), metadata={op_name="b/mul"}
-}
-
-ENTRY %main (a: f32[2]) -> f32[2] {
-  %a = f32[2]{0} parameter(0)
-  %b = f32[2]{0} fusion(%a), kind=kLoop, calls=%first, metadata={op_name="a/add"}
-  %c = f32[2]{0} fusion(%b), kind=kLoop, calls=%second
-  %d = f32[2]{0} fusion(%c), kind=kCustom, calls=%first
-  ROOT %e = f32[2]{0} fusion(%d), kind=kLoop, calls=%third
-}
-"""
-    first, second, third = jax_steps.list_fusions(program)
-    assert first == second != third
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="a process's time is read from /proc")
+def test_a_busy_process_computes_meanwhile_and_not_afterwards():
+    with busy.busy_process() as process:
+        stat = Path(f"/proc/{process.pid}/stat")
+        # The 14th field, in ticks of 10 ms: without computing, the loop ends by the test's time limit only.
+        while int(stat.read_text().split()[13]) < 50:
+            time.sleep(0.05)
+        assert process.poll() is None
+    assert process.poll() is not None
 
 
 def test_only_the_projecting_step_projects():
-    task = {"model": "mlp", "width": 0.05, "batch": 2, "condition": 3.4, "optimizer": "svb+bbn"}
+    task = {"model": "mlp", "width": 0.05, "batch": 2, "image_size": 32, "condition": 3.4}
+    task |= {"optimizer": "svb+bbn"}
     ranges = {}
     for projects in (False, True):
         workload = jax_steps.train(task | {"projects": projects})
         state, _ = workload.run(workload.fresh())
-        values = np.concatenate(jax.tree.leaves(svb_jax.singular_values(state.params)), axis=None)
+        values = np.concatenate(jax.tree.leaves(svb_jax.singular_values(state[0])), axis=None)
         ranges[projects] = values.min(), values.max()
     assert ranges[True] == pytest.approx((2 / 3, 1.5), rel=1e-4)
     assert ranges[False][0] < 0.6
@@ -223,11 +246,13 @@ def run(tmp_path: Path, command: str, *options: str) -> dict:
 
 
 def test_projection_in_its_smallest_form(tmp_path, capsys):
-    rows = ["auto", "scipy", "torch", "floor"]
+    rows = ["auto", "busy_1", "scipy", "torch", "floor"]
     result = run(tmp_path, "projection", "--models", "deep_linear", "--rows", *rows)
-    measured = result["measured"]["deep_linear"]["rows"]
+    [network] = result["sections"]
+    measured = network["rows"]
     assert list(measured) == rows
     assert measured["auto"]["error"] < 1e-6
+    assert measured["busy_1"]["error"] < 1e-6
     assert measured["scipy"]["error"] < 3e-6
     assert measured["floor"]["error"] is None
     printed = capsys.readouterr().out
@@ -241,13 +266,11 @@ def test_projection_in_its_smallest_form(tmp_path, capsys):
 def test_step_in_its_smallest_form(tmp_path, capsys):
     options = ["--models", "mlp", "--width", "0.05", "--compile-rounds", "0", "--no-convolutions"]
     result = run(tmp_path, "step", *options, "--rows", "sgd", "off", "projecting")
-    measured = result["measured"]["networks"]["mlp"]
-    assert {row["status"] for row in (*measured["rows"].values(), *measured["updates"].values())} == {
-        "measured"
-    }
+    step, update = (part["rows"] for part in result["sections"])
+    assert {row["status"] for row in (*step.values(), *update.values())} == {"measured"}
     printed = capsys.readouterr().out
     assert "the optimizer's update alone" in printed
-    assert "every 391" in printed
+    assert "more than sgd share" in printed
 
 
 def test_scaling_in_its_smallest_form(tmp_path, capsys):
@@ -264,35 +287,37 @@ def test_scaling_in_its_smallest_form(tmp_path, capsys):
         "None",
     ]
     result = run(tmp_path, "scaling", *options)
-    facts = result["measured"]["devices"]["rows"]["2"]["facts"]
-    assert facts["tables_in_program"] == facts["tables"]
-    assert facts["batched_in_program"] == 0 < facts["decompositions_in_program"]
+    devices, width, _ = (part["rows"] for part in result["sections"])
+    facts = devices["2"]["facts"]
+    assert facts["traffic_bytes"] > 0
     assert facts["difference_from_one_device"] <= 1e-6
-    assert "auto to floor" in capsys.readouterr().out
+    assert list(width) == ["auto", "svd", "floor"]
+    assert "to floor" in capsys.readouterr().out
 
 
 def test_loop_in_its_smallest_form(tmp_path, capsys):
     options = ["--model", "deep_linear", "--dataset", "synthetic", "--image-size", "8", "--seconds", "0.001"]
     result = run(tmp_path, "loop", *options)
-    rows = result["measured"]["rows"]
+    [part] = result["sections"]
+    rows = part["rows"]
     assert {name: row["facts"]["steps"] for name, row in rows.items()} == {
         **{"step": 1, "plain_step": 1},
         **{"input": 4, "loop": 4},  # 512 images in batches of 128
     }
     assert all(row["median"] > 0 for row in rows.values())
-    assert "the loop around it: metrics" in capsys.readouterr().out
+    assert "of a step share" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_every_row_of_a_step_is_measured(tmp_path):
     rows = ["sgd", "spectral_norm", "forward", "gradients"]
     options = ["--models", "convnet_8", "--batch", "2", "--compile-rounds", "1", "--rows", *rows]
-    measured = run(tmp_path, "step", *options)["measured"]
-    network = measured["networks"]["convnet_8"]
-    assert {row["status"] for row in network["rows"].values()} == {"measured"}
-    assert {row["status"] for row in network["compiling"].values()} == {"measured"}
-    convolutions = {name: row for name, row in measured["convolutions"].items() if name.startswith("jax")}
-    assert {row["status"] for row in convolutions.values()} == {"measured"}
+    sections = run(tmp_path, "step", *options)["sections"]
+    assert [part["title"].partition(":")[0] for part in sections] == ["convnet_8"] * 3 + [
+        "Single convolutions"
+    ]
+    rows = [row for part in sections for name, row in part["rows"].items() if not name.startswith("torch")]
+    assert {row["status"] for row in rows} == {"measured"}
 
 
 @pytest.mark.parametrize(
@@ -302,6 +327,8 @@ def test_every_row_of_a_step_is_measured(tmp_path):
         (["projection", "--rows", "qr"], "benchmarks projection needs rows out of auto"),
         (["projection", "--models", "wrn"], "svb_jax.models needs one of"),
         (["report", "--results", "nowhere"], "needs measurements in nowhere"),
+        (["accelerators", "--targets", "v9-1"], "needs a target out of v5e-1"),
+        (["accelerators", "--networks", "vgg"], "needs networks out of convnet_20"),
     ],
 )
 def test_wrong_usage_is_explained(arguments, sentence, capsys):
@@ -321,5 +348,8 @@ def test_an_interpreter_that_is_none_is_refused(capsys):
 def test_help_names_every_command(capsys):
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {command} " in printed for command in ("projection", "step", "scaling", "loop", "report"))
+    assert all(
+        f"  {command} " in printed
+        for command in ("projection", "step", "scaling", "loop", "accelerators", "report")
+    )
     assert sys.executable not in printed

@@ -1,12 +1,15 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
-from svb_jax.training import importing
+from svb_jax.training import importing, records
 from svb_jax.training.data import Split, average_down, load
+from svb_jax.training.npz import load_npz
+from svb_jax.training.pixels import save_pixels
 from svb_jax.training.records import find_dataset
 from tests.tiny_cifar import TINY10, write_tiny_cifar
 
@@ -52,6 +55,20 @@ def test_first_cuts_the_training_images_only():
 def test_first_must_be_a_number_of_images_that_there_are(first):
     with pytest.raises(ValueError, match=f"between 1 and the 1437 training images, got {first}"):
         load("digits", first=first)
+
+
+def test_holdout_takes_the_last_training_images_in_place_of_the_test_set():
+    whole, held = load("digits"), load("digits", holdout=37, first=100)
+    assert np.array_equal(held.test.images, whole.train.images[-37:])
+    assert np.array_equal(held.test.labels, whole.train.labels[-37:])
+    assert np.array_equal(held.train.images, whole.train.images[:100])
+    assert len(load("digits", holdout=37).train) == 1400
+
+
+@pytest.mark.parametrize("holdout", [0, -1, 1437])
+def test_holdout_must_leave_images_to_train_on(holdout):
+    with pytest.raises(ValueError, match=f"below the 1437 training images, got {holdout}"):
+        load("digits", holdout=holdout)
 
 
 @pytest.mark.parametrize("image_size", [32, 20])
@@ -134,36 +151,81 @@ def test_images_come_in_the_order_of_the_official_files(cifar):
     assert dataset.mirror
 
 
-def test_decoded_pixels_are_kept_and_a_damaged_copy_is_not_believed(cifar):
+@pytest.fixture
+def own_cifar(cifar, tmp_path):
+    """A copy of the tiny CIFAR-10 with its pixels decoded, its folder, and what it holds."""
     data_dir, expected = cifar
-    load("cifar10", data_dir)
-    kept = find_dataset("cifar10", data_dir).folder / "decoded_train.npz"
-    whole = kept.read_bytes()
-    with np.load(kept) as arrays:
-        assert np.array_equal(arrays["images"], expected["train"][0])
-    for damaged in (whole[:-200], whole[:3000] + bytes([whole[3000] ^ 1]) + whole[3001:], b""):
-        kept.write_bytes(damaged)
-        assert np.array_equal(load("cifar10", data_dir).train.images, expected["train"][0])
-        assert kept.read_bytes() == whole
+    shutil.copytree(data_dir, tmp_path / "data", copy_function=shutil.copy2)
+    load("cifar10", tmp_path / "data")
+    return tmp_path / "data", find_dataset("cifar10", tmp_path / "data").folder, expected["train"]
 
 
-def test_decoded_pixels_are_read_instead_of_the_records(cifar):
-    data_dir, expected = cifar
-    load("cifar10", data_dir)
-    folder = find_dataset("cifar10", data_dir).folder
+def test_decoded_pixels_are_read_instead_of_the_records(own_cifar, monkeypatch):
+    data_dir, _, (images, labels) = own_cifar
+    monkeypatch.setattr(records, "_decode_split", None)
+    train = load("cifar10", data_dir).train
+    assert np.array_equal(train.images, images)
+    assert np.array_equal(train.labels, labels)
+
+
+def test_kept_pixels_that_were_not_decoded_here_are_not_believed(own_cifar):
+    data_dir, folder, (images, labels) = own_cifar
     kept = folder / "decoded_train.npz"
-    other = expected["train"][0][::-1]
-    np.savez(kept, images=other, labels=expected["train"][1])
-    assert np.array_equal(load("cifar10", data_dir).train.images, other)
-    kept.unlink()
+    whole, arrays = kept.read_bytes(), load_npz(kept)
+    others = [
+        {"images": images[:3], "labels": labels[:3]},
+        {"images": np.zeros_like(images)},
+        {"labels": np.full_like(arrays["labels"], 99)},
+        {"images": images.astype(np.float32)},
+        {"images": images[::-1]},
+        {"labels": labels.astype(np.int64)},
+        {"source": "other records"},
+    ]
+    for other in others:
+        np.savez(kept, **{**arrays, **other})
+        train = load("cifar10", data_dir).train
+        assert np.array_equal(train.images, images)
+        assert np.array_equal(train.labels, labels)
+        assert train.labels.dtype == np.int32
+    rng = np.random.default_rng(0)
+    for place in rng.integers(0, len(whole), 40):
+        kept.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << rng.integers(8))]) + whole[place + 1 :])
+        assert np.array_equal(load("cifar10", data_dir).train.images, images)
+    for damaged in (whole[:-200], b""):
+        kept.write_bytes(damaged)
+        assert np.array_equal(load("cifar10", data_dir).train.images, images)
+
+
+def test_consistent_pixels_of_another_data_set_are_not_believed(own_cifar):
+    data_dir, folder, (images, labels) = own_cifar
+    save_pixels(folder, "train", images[::-1], labels.astype(np.int32))
+    assert np.array_equal(load("cifar10", data_dir).train.images, images)
+
+
+def test_damaged_records_are_told_and_never_trained_on(own_cifar):
+    data_dir, folder, (images, _) = own_cifar
+    files = [path for path in folder.iterdir() if not path.name.startswith("decoded")]
+    contents = {path: path.read_bytes() for path in files}
+    rng = np.random.default_rng(1)
+    for file in files:
+        for place in rng.integers(0, len(contents[file]), 4):
+            (folder / "decoded_train.npz").unlink(missing_ok=True)
+            damaged = bytearray(contents[file])
+            damaged[place] ^= 1 << rng.integers(8)
+            file.write_bytes(damaged)
+            try:
+                assert np.array_equal(load("cifar10", data_dir).train.images, images)
+            except (OSError, ValueError) as error:
+                assert "is damaged" in str(error) or "must be stored as" in str(error), error  # noqa: PT017
+        file.write_bytes(contents[file])
 
 
 @pytest.mark.slow
 def test_the_real_cifar10_has_its_digest():
-    from experiments.data import DIGESTS
+    from svb_jax.experiments.data import DIGESTS
 
     if not Path("data/cifar10").exists():
-        pytest.skip("needs python -m experiments data download --name cifar10")
+        pytest.skip("needs svb data download --name cifar10")
     dataset = load("cifar10")
     assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
     assert np.bincount(dataset.test.labels).tolist() == [1000] * 10

@@ -1,5 +1,10 @@
+import bz2
+import gzip
 import hashlib
 import io
+import json
+import lzma
+import os
 import pickle
 import signal
 import socket
@@ -7,6 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +20,13 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from experiments.data import Download, Import
-from svb_jax.training import importing
+from svb_jax.experiments.data import Download, Import
+from svb_jax.training import importing, train
 from svb_jax.training.cifar_binary import CIFAR10, CIFAR100
 from svb_jax.training.data import load
 from svb_jax.training.importing import download, import_archive
+from svb_jax.training.lock import FolderInUse, locked
+from tests.faults.runs import QUICK
 from tests.tiny_cifar import TINY10, TINY100, write_tiny_cifar
 
 
@@ -63,7 +71,7 @@ def test_tfds_reads_what_was_imported(form, folder, tmp_path):
         assert np.array_equal(stored["image"][:, :, channel], plane)
     names = tfds.builder("cifar10", data_dir=tmp_path / "data").info.features["label"].names
     assert names == [f"b_class_{i}" for i in range(10)]
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar10"]
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"cifar10", "lock"}
 
 
 def test_cifar100_keeps_both_labels_and_loads_the_fine_one(tmp_path):
@@ -169,6 +177,140 @@ def test_labels_that_are_not_balanced_are_refused(label, found, folder, tmp_path
     )
 
 
+def exchange_labels(folder):
+    file = folder / "data_batch_1.bin"
+    content = bytearray(file.read_bytes())
+    content[0], content[3073] = content[3073], content[0]
+    file.write_bytes(content)
+
+
+def rename_a_class(folder):
+    file = folder / "batches.meta.txt"
+    file.write_text(file.read_text().replace("b_class_3", "dog"))
+
+
+@pytest.mark.parametrize("modify", [exchange_labels, rename_a_class])
+def test_a_modified_data_set_is_refused_unless_it_is_wanted(modify, folder, tmp_path):
+    modify(folder)
+    match = r"is not the official cifar10: its pixels, labels or class names differ .* --modified"
+    assert_refused(folder, tmp_path / "data", match)
+    assert_refused(pack(folder), tmp_path / "data", match)
+    import_archive("cifar10", folder, tmp_path / "data", modified=True)
+    assert load("cifar10", tmp_path / "data").origin == "modified"
+
+
+def test_a_run_on_modified_data_says_so(folder, tmp_path, capsys):
+    exchange_labels(folder)
+    import_archive("cifar10", folder, tmp_path / "data", modified=True)
+    config = replace(
+        QUICK,
+        dataset="cifar10",
+        data_dir=tmp_path / "data",
+        run_dir=tmp_path / "run",
+        epochs=1,
+        first=16,
+        learning_rate_stages=1,
+    )
+    assert train(config).data_origin == "modified"
+    assert "The cifar10 in" in capsys.readouterr().err
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["data_origin"] == "modified"
+
+
+def test_another_archive_of_cifar100_is_refused_and_a_folder_is_unverified(tmp_path):
+    folder = tmp_path / "download" / TINY100.folder
+    write_tiny_cifar(TINY100, folder)
+    assert_refused(pack(folder), tmp_path / "data", "is not the official cifar100", name="cifar100")
+    import_archive("cifar100", folder, tmp_path / "data")
+    assert load("cifar100", tmp_path / "data").origin == "unverified"
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (b"caf\xc3\xa9", "printable ASCII, got 'caf"),
+        (b"cat\0", r"printable ASCII, got 'cat\\x00'"),
+        (b"b_class_4", "10 different classes, got 'b_class_4' more than once"),
+    ],
+)
+def test_class_names_must_be_names(name, found, folder, tmp_path):
+    file = folder / "batches.meta.txt"
+    file.write_bytes(file.read_bytes().replace(b"b_class_3", name))
+    assert_refused(folder, tmp_path / "data", found)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless device"])
+@pytest.mark.timeout(20)
+def test_pipes_and_devices_are_not_opened(kind, folder, tmp_path):
+    file = folder / "batches.meta.txt"
+    file.unlink()
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to("/dev/zero")
+    assert_refused(folder, tmp_path / "data", r"batches\.meta\.txt must be a file, got a pipe, a device")
+
+
+def archive_of(tmp_path, *members):
+    """Write a compressed archive of (member, content) as they are, whatever they claim."""
+    path = tmp_path / "archive.tar.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for member, content in members:
+            file.write(member.tobuf(tarfile.GNU_FORMAT) + content + b"\0" * (-len(content) % 512))
+        file.write(b"\0" * 1024)
+    return path
+
+
+def member(name, size, kind=tarfile.REGTYPE):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_member_of_negative_size_is_refused(kind, tmp_path):
+    archive = archive_of(tmp_path, (member("cifar-10-batches-bin/x", -1024, kind), b""))
+    assert_refused(archive, tmp_path / "data", r"declares -1,024 bytes|not a whole tar archive|lacks")
+
+
+@pytest.mark.timeout(20)
+def test_too_many_members_are_refused(tmp_path):
+    archive = archive_of(tmp_path, *((member(f"file{i}", 0), b"") for i in range(1100)))
+    assert_refused(archive, tmp_path / "data", "must hold a few files, got more than 1000")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["batches.meta.txt", "unknown"])
+def test_a_member_that_is_far_too_large_is_refused_unread(name, tmp_path):
+    archive = archive_of(tmp_path, (member(f"cifar-10-batches-bin/{name}", 3 << 30), b"\0" * 100_000))
+    assert_refused(archive, tmp_path / "data", r"declares 3,221,225,472 bytes\. Nothing was imported")
+
+
+@pytest.mark.timeout(60)
+def test_a_header_that_is_far_too_large_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("svb_jax.training.archive.MOST_BYTES", 10_000_000)
+    huge = member("././@LongLink", 50_000_000, tarfile.GNUTYPE_LONGNAME)
+    archive = archive_of(tmp_path, (huge, b"a" * 50_000_000))
+    tracemalloc.start()
+    assert_refused(archive, tmp_path / "data", "it holds more than 10,000,000 bytes")
+    assert tracemalloc.get_traced_memory()[1] < 45_000_000
+    tracemalloc.stop()
+
+
+def test_a_member_that_is_there_twice_is_refused(folder, tmp_path):
+    archive = tmp_path / "archive.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        for _ in range(2):
+            tar.add(folder, arcname=folder.name)
+    assert_refused(archive, tmp_path / "data", r"holds \S+ twice")
+
+
+@pytest.mark.parametrize("compress", [bz2.compress, lzma.compress])
+def test_other_compressions_are_refused(compress, folder, tmp_path):
+    packed = gzip.decompress(pack(folder).read_bytes())
+    archive = tmp_path / "archive.tar.gz"
+    for content in (compress(packed), compress(packed)[:500]):
+        archive.write_bytes(content)
+        assert_refused(archive, tmp_path / "data", "is not a whole tar archive")
+
+
 def test_class_names_must_be_complete(folder, tmp_path):
     (folder / "batches.meta.txt").write_text("airplane\nautomobile\n\n")
     assert_refused(folder, tmp_path / "data", r"batches\.meta\.txt must name 10 classes, a line each, got 2")
@@ -196,7 +338,9 @@ def test_an_existing_data_set_is_left_alone(folder, tmp_path):
 KILLED_IN_THE_MIDDLE = """
 import os, signal, sys
 from pathlib import Path
-from svb_jax.training import importing
+from svb_jax.training import importing, train
+from svb_jax.training.lock import FolderInUse, locked
+from tests.faults.runs import QUICK
 from tests.tiny_cifar import TINY10
 
 def examples(split, records):
@@ -222,8 +366,16 @@ def test_an_import_that_is_killed_leaves_no_data_set(folder, tmp_path):
     assert killed.returncode == -signal.SIGKILL
     with pytest.raises(FileNotFoundError, match="There is no cifar10"):
         load("cifar10", data_dir)
+    assert len(list(data_dir.glob(".importing-*"))) == 1
     import_archive("cifar10", folder, data_dir)
     assert len(load("cifar10", data_dir).train) == 20
+    assert not list(data_dir.glob(".importing-*"))
+
+
+def test_two_imports_at_once_are_refused(folder, tmp_path):
+    in_use = pytest.raises(FolderInUse, match=r"data is in use by process \d+ .* give another data_dir")
+    with locked(tmp_path / "data"), in_use:
+        import_archive("cifar10", folder, tmp_path / "data")
 
 
 def serve(monkeypatch, archive: Path, sha256: str | None = None) -> None:
@@ -238,16 +390,17 @@ def test_download_checks_the_hash_and_imports(monkeypatch, folder, tmp_path, cap
     Download(name="cifar10", data_dir=tmp_path / "data").run()
     dataset = load("cifar10", tmp_path / "data")
     assert len(dataset.train) == 20
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["cifar10"]
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"cifar10", "lock"}
     printed = capsys.readouterr().out
-    assert f"test: 10 images, SHA-256 {dataset.test.digest()}, but it should be" in printed
+    assert "(official)" in printed
+    assert f"test: 10 images, SHA-256 {dataset.test.digest()}" in printed
 
 
 def test_a_download_with_another_hash_is_thrown_away(monkeypatch, folder, tmp_path):
     serve(monkeypatch, pack(folder), sha256="0" * 64)
     with pytest.raises(ConnectionError, match=f"the official archive has {'0' * 64}"):
         download("cifar10", tmp_path / "data")
-    assert not list((tmp_path / "data").iterdir())
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["lock"]
 
 
 def test_without_a_network_the_other_way_is_named(monkeypatch, tmp_path):

@@ -4,14 +4,18 @@ import dataclasses
 
 import pytest
 
-from experiments import catalogue, figure2, runner, table1, table2, table3, table4
-from experiments.experiment import Printed
-from experiments.listing import List, cost
-from experiments.scales import SCALES
 from svb_jax import models
+from svb_jax.experiments import catalogue, convergence, figure2, rates, runner, table1, table2, table3, table4
+from svb_jax.experiments.experiment import Printed
+from svb_jax.experiments.listing import List, cost
+from svb_jax.experiments.scales import SCALES
+from svb_jax.training import sampling
 from svb_jax.training.config import TrainConfig
+from svb_jax.training.optimizer import Span
 
-TRAINED = [name for name in catalogue.EXPERIMENTS if name != "deep_linear"]
+PRINTED = [name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.paper]
+PRINTED_ROWS = [(name, row) for name in PRINTED for row in catalogue.EXPERIMENTS[name].rows]
+TRAINED = [name for name in catalogue.EXPERIMENTS if name not in ("deep_linear", "transformer")]
 ROWS = [(name, row) for name in TRAINED for row in catalogue.EXPERIMENTS[name].rows]
 
 
@@ -21,7 +25,19 @@ def bands(config: TrainConfig) -> tuple[float | None, float | None]:
 
 def test_every_figure_and_table_is_there():
     assert list(catalogue.EXPERIMENTS) == [
-        *("figure1", "figure2", "table1", "table2", "table3", "table4", "deep_linear")
+        *(
+            "convergence",
+            "convergence_resnet",
+            "rates",
+            "figure1",
+            "figure2",
+            "table1",
+            "table2",
+            "table3",
+            "table4",
+            "deep_linear",
+        ),
+        "transformer",
     ]
 
 
@@ -87,7 +103,7 @@ def test_table4_runs_both_readings_of_its_second_row():
     assert (table4.PAPER["svb"].error, table4.PAPER["svb"].top5) == (21.20, 5.57)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", PRINTED)
 def test_full_rows_follow_the_common_recipe(name):
     for row in catalogue.EXPERIMENTS[name].rows.values():
         assert (row.momentum, row.nesterov, row.weight_decay) == (0.9, True, 1e-4)
@@ -97,7 +113,7 @@ def test_full_rows_follow_the_common_recipe(name):
             assert (row.epochs, row.batch_size, row.learning_rate) == (160, 128, 0.5)
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS)
+@pytest.mark.parametrize(("name", "row"), PRINTED_ROWS)
 def test_every_row_has_a_paper_number_and_one_of_its_baseline(name, row):
     experiment = catalogue.EXPERIMENTS[name]
     assert row in experiment.paper
@@ -127,6 +143,37 @@ def test_small_scale_is_real_cifar_at_half_size():
     assert (row.dataset, row.first, row.image_size, row.epochs) == ("cifar10", 6_400, 16, 10)
     assert (row.learning_rate_stages, row.width, row.depth) == (10, 1.0, None)
     assert SCALES["small"](table1.ROWS["svb"]).depth == 3
+
+
+def test_medium_scale_is_all_of_cifar_at_half_size():
+    row = SCALES["medium"](figure2.ROWS["20-svb-0.5"])
+    assert (row.dataset, row.first, row.image_size, row.epochs) == ("cifar10", None, 16, 15)
+    assert (row.learning_rate_stages, row.project_every_epochs) == (80, 1)
+    assert SCALES["medium"](table1.ROWS["svb"]).depth == 3
+
+
+def test_convergence_compares_every_row_with_sgd_at_its_own_rate():
+    experiment = convergence.EXPERIMENT
+    assert {experiment.baseline(row) for row in experiment.rows if row != "sgd"} == {"sgd"}
+    assert experiment.baseline("sgd") is None
+    rates_of = {row: config.learning_rate for row, config in experiment.rows.items()}
+    assert rates_of["sgd-0.5"] == 0.5
+    assert set(rates_of.values()) <= set(rates.RATES)
+
+
+def test_convergence_projects_once_an_epoch_or_every_ten_steps():
+    span = Span(steps_per_epoch=sampling.steps_per_epoch(50_000, 128), total_steps=5_865)
+    configs = {row: convergence.EXPERIMENT.configure(row, scale="medium", seed=0) for row in convergence.ROWS}
+    every = {row: span.every(config.project_every_epochs) for row, config in configs.items()}
+    assert every.pop("svb-every-10") == 10
+    assert set(every.values()) == {391}
+
+
+def test_rates_are_judged_on_held_out_training_images():
+    configs = [rates.EXPERIMENT.configure(row, scale="medium", seed=0) for row in rates.ROWS]
+    assert {config.holdout for config in configs} == {5_000}
+    assert {config.epochs for config in configs} == {5}
+    assert all(config.holdout is None for config in convergence.ROWS.values())
 
 
 def test_smoke_scale_needs_no_data():

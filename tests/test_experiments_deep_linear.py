@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import svb_jax
-from experiments import deep_linear, directions, record, report
-from experiments.directions import Directions
+from svb_jax.experiments import deep_linear, direction_plots, directions, record, report
+from svb_jax.experiments.directions import Directions
 
 STRENGTHS = np.array([[2.0, 1.0, 0.5], [1.5, 1.0, 0.25], [1.0, 2.0, 4.0]])
 """The singular values of three layers, one column a direction."""
@@ -94,3 +94,12 @@ def test_study_is_reported_with_all_its_figures(finished):
     page = report.to_html([chapter])
     assert page.count("<figure>") == 5
     assert "directions learned" in page
+
+
+def test_energies_are_drawn_over_the_decades_that_they_span(finished):
+    records = record.collect(finished.run_dir.parents[4] / "none", finished.run_dir.parents[3])
+    (chapter,) = report.chapters_of([deep_linear.EXPERIMENT], records)
+    for axes in direction_plots.energy(deep_linear.EXPERIMENT, chapter.runs).axes:
+        drawn = np.concatenate([line.get_ydata() for line in axes.get_lines()])
+        low, high = axes.get_ylim()
+        assert drawn.min() / 3 < low <= drawn.min() <= drawn.max() <= high < 3 * drawn.max()

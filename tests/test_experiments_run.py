@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import catalogue, listing, record, report, runner, table1
-from experiments.__main__ import main
 from svb_jax import models
+from svb_jax.experiments import catalogue, listing, record, report, runner, table1
+from svb_jax.experiments.__main__ import main
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.loop import Diverged
 from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer
@@ -74,9 +74,11 @@ def test_run_skips_what_is_recorded_elsewhere_and_what_is_complete_here(calls, t
     assert record.path_of("table1", "svb", "small", 0, tmp_path / "results").is_file()
 
 
-def test_run_hands_its_options_on(calls, tmp_path):
+def test_run_hands_its_options_on(calls, tmp_path, capsys):
     run(tmp_path, "table1/sgd", devices=3, data_dir=tmp_path / "sets")
     (config,) = calls
+    hint = f"Next: svb report --runs {tmp_path / 'runs'} --results {tmp_path / 'results'}"
+    assert capsys.readouterr().out.splitlines()[-1] == hint
     assert (config.devices, config.data_dir) == (3, tmp_path / "sets")
     assert config.run_dir == tmp_path / "runs/table1/sgd/small/seed0"
 
@@ -109,7 +111,7 @@ def test_a_run_lets_go_of_compiled_programs_when_there_are_many(most_mapped, kep
 
 def test_wrong_names_end_with_code_2(capsys):
     assert main(["run", "tabel1"]) == 2
-    assert "did you mean 'table1'" in capsys.readouterr().err
+    assert "Did you mean 'table1'" in capsys.readouterr().err
 
 
 def check_smoke(name: str, runs, tmp_path) -> None:

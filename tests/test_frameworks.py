@@ -22,6 +22,7 @@ from svb_jax import (
     MatrixAxes,
     attention,
     bound_singular_values,
+    depthwise,
     every_matrix,
     grouped_convolutions,
     oihw,
@@ -68,9 +69,10 @@ def linen(module, input_shape, kernels, dimension_numbers=None, has_response=Tru
     return Case(params, kernels, dimension_numbers, response, input_shape)
 
 
-def haiku(layer, input_shape, kernels):
+def haiku(layer, input_shape, kernels, dimension_numbers=None):
     network = hk.without_apply_rng(hk.transform(lambda x: layer()(x)))
-    return Case(network.init(KEY, jnp.ones((1, *input_shape))), kernels, None, network.apply, input_shape)
+    params = network.init(KEY, jnp.ones((1, *input_shape)))
+    return Case(params, kernels, dimension_numbers, network.apply, input_shape)
 
 
 def equinox(layer, input_shape, kernels, dimension_numbers=None):
@@ -111,6 +113,46 @@ class Scanned(nn.Module):
         return nn.Dense(2)(stack(name="stack")(x, None)[0])
 
 
+class AttentionLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.MultiHeadDotProductAttention(2, name="attention")(x, x), None
+
+
+class ScannedAttention(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        stack = nn.scan(AttentionLayer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        return stack(name="blocks")(x, None)[0]
+
+
+class Cell(nn.Module):
+    cell: nn.RNNCellBase
+
+    @nn.compact
+    def __call__(self, x):
+        return self.cell(self.cell.initialize_carry(KEY, x.shape), x)
+
+
+class TokensOfEquinox(eqx.Module):
+    embedding: eqx.nn.Embedding
+    head: eqx.nn.Linear
+
+
+def haiku_gru(x):
+    return hk.GRU(4)(x, jnp.ones((1, 4)))
+
+
+def gates(matrices):
+    """The outputs of all gates side by side, as Haiku and NNX keep them."""
+    return np.concatenate(matrices, axis=1)
+
+
+def gates_first(matrices):
+    """The same with the output first, as Equinox keeps them."""
+    return np.concatenate([m.T for m in matrices])
+
+
 DENSE = reshaped("kernel", (6, 4), (6, 4))
 CONV = reshaped("kernel", (6, 4), (3, 1, 2, 4))
 GROUPED = Kernel("kernel", (6, 2), side_by_side(3, 1, 2, 2), count=3)
@@ -126,6 +168,10 @@ def nnx_kernel(kernel):
 
 
 RNGS = nnx.Rngs(0)
+CONV_EQUINOX = Kernel("weight", (6, 4), lambda m: m[0].T.reshape(4, 2, 3, 1))
+GROUPS_EQUINOX = Kernel(
+    "weight", (6, 2), lambda ms: np.concatenate([m.T.reshape(2, 2, 3, 1) for m in ms]), count=3
+)
 GROUPED_EQUINOX = eqx.nn.Conv2d(6, 6, (3, 1), groups=3, key=KEY)
 
 CASES = {
@@ -173,6 +219,38 @@ CASES = {
     "linen attention": linen(
         nn.MultiHeadDotProductAttention(2), (3, 6), QUERY_KEY_VALUE_OUT, attention, has_response=False
     ),
+    "linen scanned attention": linen(
+        ScannedAttention(),
+        (3, 6),
+        [
+            *(
+                Kernel(
+                    f"blocks/attention/{name}/kernel",
+                    (6, 6),
+                    lambda ms: np.stack([m.reshape(6, 2, 3) for m in ms]),
+                    count=3,
+                )
+                for name in ("query", "key", "value")
+            ),
+            Kernel(
+                "blocks/attention/out/kernel",
+                (6, 6),
+                lambda ms: np.stack([m.reshape(2, 3, 6) for m in ms]),
+                count=3,
+            ),
+        ],
+        scan_stacks("blocks", inner=attention),
+        has_response=False,
+    ),
+    "linen GRU": linen(
+        Cell(nn.GRUCell(4)),
+        (6,),
+        [
+            *(reshaped(f"cell/i{gate}/kernel", (6, 4), (6, 4)) for gate in "rzn"),
+            *(reshaped(f"cell/h{gate}/kernel", (4, 4), (4, 4)) for gate in "rzn"),
+        ],
+        has_response=False,
+    ),
     "FrozenDict": Case(flax.core.freeze({"kernel": jnp.ones((6, 4)), "bias": jnp.ones(4)}), [DENSE]),
     "nnx linear": with_nnx(nnx.Linear(6, 4, rngs=RNGS), (6,), [nnx_kernel(DENSE)]),
     "nnx grouped conv": with_nnx(
@@ -188,6 +266,34 @@ CASES = {
         attention,
         has_response=False,
     ),
+    "nnx GRU": with_nnx(
+        nnx.GRUCell(6, 4, rngs=RNGS),
+        (),
+        [
+            Kernel("dense_i/kernel/value", (6, 4), gates, count=3),
+            Kernel("dense_h/kernel/value", (4, 4), gates, count=3),
+        ],
+        has_response=False,
+    ),
+    "haiku GRU": Case(
+        hk.transform(haiku_gru).init(KEY, jnp.ones((1, 6))),
+        [Kernel("gru/w_i", (6, 4), gates, count=3), Kernel("gru/w_h", (4, 4), gates, count=3)],
+    ),
+    "haiku conv transpose": haiku(
+        lambda: hk.Conv2DTranspose(4, (3, 1), padding="VALID"),
+        (1, 1, 2),
+        [Kernel("conv2_d_transpose/w", (6, 4), lambda m: m[0].reshape(3, 1, 2, 4).swapaxes(2, 3))],
+    )._replace(response=None),
+    "haiku embedding": Case(
+        hk.transform(lambda x: hk.Linear(4)(hk.Embed(8, 6)(x))).init(KEY, jnp.zeros(1, int)),
+        [DENSE._replace(path="linear/w")],
+    ),
+    "haiku depthwise conv": haiku(
+        lambda: hk.DepthwiseConv2D(1, (3, 1), padding="VALID"),
+        (3, 1, 4),
+        [DEPTHWISE._replace(path="depthwise_conv2_d/w")],
+        depthwise("depthwise_conv2_d"),
+    ),
     "haiku linear": haiku(lambda: hk.Linear(4), (6,), [DENSE._replace(path="linear/w")]),
     "haiku conv": haiku(
         lambda: hk.Conv2D(4, (3, 1), padding="VALID"), (3, 1, 2), [CONV._replace(path="conv2_d/w")]
@@ -195,16 +301,37 @@ CASES = {
     "equinox linear": equinox(
         eqx.nn.Linear(6, 4, key=KEY), (6,), [Kernel("weight", (6, 4), lambda m: m[0].T)]
     ),
-    "equinox conv": equinox(
-        eqx.nn.Conv2d(2, 4, (3, 1), key=KEY),
-        (2, 3, 1),
-        [Kernel("weight", (6, 4), lambda m: m[0].T.reshape(4, 2, 3, 1))],
+    "equinox conv": equinox(eqx.nn.Conv2d(2, 4, (3, 1), key=KEY), (2, 3, 1), [CONV_EQUINOX]),
+    "equinox conv, said": equinox(eqx.nn.Conv2d(2, 4, (3, 1), key=KEY), (2, 3, 1), [CONV_EQUINOX], oihw),
+    "equinox conv1d": equinox(
+        eqx.nn.Conv1d(2, 4, 3, key=KEY),
+        (2, 3),
+        [Kernel("weight", (6, 4), lambda m: m[0].T.reshape(4, 2, 3))],
+    ),
+    "equinox grouped conv": equinox(GROUPED_EQUINOX, (6, 3, 1), [GROUPS_EQUINOX]),
+    "equinox GRU": Case(
+        eqx.filter(eqx.nn.GRUCell(6, 4, key=KEY), eqx.is_array),
+        [
+            Kernel("weight_ih", (6, 4), gates_first, count=3),
+            Kernel("weight_hh", (4, 4), gates_first, count=3),
+        ],
+    ),
+    "equinox LSTM, said": Case(
+        eqx.filter(eqx.nn.LSTMCell(6, 4, key=KEY), eqx.is_array),
+        [
+            Kernel("weight_ih", (6, 4), gates_first, count=4),
+            Kernel("weight_hh", (4, 4), gates_first, count=4),
+        ],
         oihw,
+    ),
+    "equinox embedding": Case(
+        TokensOfEquinox(eqx.nn.Embedding(8, 6, key=KEY), eqx.nn.Linear(6, 4, key=KEY)),
+        [Kernel("head/weight", (6, 4), lambda m: m[0].T)],
     ),
     "equinox grouped conv, a tree of axes": equinox(
         GROUPED_EQUINOX,
         (6, 3, 1),
-        [Kernel("weight", (6, 2), lambda ms: np.concatenate([m.T.reshape(2, 2, 3, 1) for m in ms]), count=3)],
+        [GROUPS_EQUINOX],
         eqx.tree_at(
             lambda c: (c.weight, c.bias), GROUPED_EQUINOX, (MatrixAxes((1, 2, 3), 0, groups=3), None)
         ),

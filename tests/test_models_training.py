@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from svb_jax import models
-from svb_jax.spectrum import singular_values
+from svb_jax._src.spectrum import singular_values
 
 IMAGE_SHAPES = {"inception_resnet_imagenet": (75, 75, 3), "mlp": (8, 8, 1), "deep_linear": (8, 8, 1)}
 # Names left out differ from one of these by depth or by width alone.

@@ -1,17 +1,20 @@
 """Reports on run folders written by hand: what is counted, what is compared, what the page holds."""
 
+import dataclasses
 import json
+import os
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from experiments import comparison, plots, record, report, table1, table2, tables
-from experiments.experiment import Experiment
+from svb_jax.experiments import catalogue, comparison, figure1, plots, record, report, table1, table2, tables
+from svb_jax.experiments.experiment import Experiment
+from svb_jax.training.durable import RUN_FILES, write_sums
 
 ERRORS = {"sgd": (50.0, 52.0, 54.0), "svb": (45.0, 46.0, 47.0), "svb+bbn": (44.0, 48.0, 49.0)}
 
@@ -113,9 +116,16 @@ def test_table_has_paper_and_ours(chapter):
 def test_table_compares_seed_by_seed_with_sgd(chapter):
     table = tables.results_table(table1.EXPERIMENT, chapter.runs)
     # Differences -5, -6, -7: mean -6, standard deviation 1.
-    assert cells(table, "svb")["against SGD, paired"] == "-6.00 (-8.48 to -3.52); 3 of 3 better"
-    assert cells(table, "sgd")["against SGD, paired"] == "-"
-    assert cells(table, "svb")["quickest run (x SGD)"] == "2.0 min (1.20 x)"
+    assert cells(table, "svb")["difference, paired"] == "-6.00 (-8.48 to -3.52); 3 of 3 better"
+    assert cells(table, "sgd")["difference, paired"] == "-"
+    assert cells(table, "svb")["quickest run (x baseline)"] == "2.0 min (1.20 x)"
+
+
+def test_times_are_left_out_where_machines_were_shared(chapter):
+    shared = replace(table1.EXPERIMENT, shows_times=False)
+    table = tables.results_table(shared, chapter.runs)
+    assert "quickest run (x baseline)" not in table.header
+    assert {len(line) for line in table.rows} == {len(table.header)}
 
 
 def test_markdown_has_scale_hardware_commit_and_warning(chapter):
@@ -133,6 +143,9 @@ def test_prior_art_stands_under_its_table(tmp_path):
     assert "7 of 8 rows not run" in report.to_markdown(chapters)
 
 
+REFERENCES = ("src", "href", "xlink:href", "srcset")
+
+
 class References(HTMLParser):
     """Collects whatever a page would fetch, and checks that elements are closed in order."""
 
@@ -143,12 +156,13 @@ class References(HTMLParser):
         self.fetched, self.open = [], []
 
     def handle_starttag(self, tag, attrs):
-        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+        if tag != "a":
+            self.fetched += [value for name, value in attrs if name in REFERENCES]
         if tag not in self.VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attrs):
-        self.fetched += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset")]
+        self.fetched += [value for name, value in attrs if name in REFERENCES]
 
     def handle_endtag(self, tag):
         if tag not in self.VOID:
@@ -171,16 +185,45 @@ def test_page_follows_light_and_dark(page_text):
     assert "currentColor" in page_text
 
 
-def test_colours_are_those_of_each_figure(chapter):
-    def colours(experiment, rows):
-        return {experiment.method(row): look["color"] for row, look in plots.looks(experiment, rows)}
+def colours_of(experiment: Experiment, rows: list[str]) -> dict[str, str]:
+    return {experiment.method(row): look["color"] for row, look in plots.looks(experiment, rows)}
 
-    from experiments import figure1, figure2
 
-    red, blue, black = plots.COLOURS["red"], plots.COLOURS["blue"], plots.INK
-    assert colours(figure1.EXPERIMENT, ["sgd", "svb"]) == {"sgd": red, "svb": blue}
-    rows = ["20-sgd", "20-svb-0.5", "20-svb-0.5+bbn-1"]
-    assert colours(figure2.EXPERIMENT, rows) == {"sgd": blue, "svb": red, "svb+bbn": black}
+def test_a_method_has_one_colour_in_all_figures():
+    expected = {"sgd": plots.COLOURS["blue"], "svb": plots.COLOURS["red"], "svb+bbn": plots.INK}
+    for experiment in catalogue.EXPERIMENTS.values():
+        found = colours_of(experiment, list(experiment.rows))
+        assert found.items() <= expected.items()
+
+
+def test_the_papers_figure_1_has_the_colours_of_sgd_and_svb_exchanged():
+    experiment = replace(figure1.EXPERIMENT, colours=figure1.EXPERIMENT.paper_colours)
+    assert colours_of(experiment, ["sgd", "svb"]) == {
+        "sgd": plots.COLOURS["red"],
+        "svb": plots.COLOURS["blue"],
+    }
+
+
+def test_every_plot_of_singular_values_has_the_band(chapter):
+    for draw in (plots.spectra, plots.sigma_range):
+        for axes in draw(table1.EXPERIMENT, chapter.runs).axes:
+            (band,) = [patch for patch in axes.patches if patch.get_label() == "band, ε = 0.5"]
+            ends = band.get_bbox().intervalx if draw is plots.spectra else band.get_bbox().intervaly
+            np.testing.assert_allclose(ends, [1 / 1.5, 1.5])
+
+
+def test_curves_show_the_second_half_of_training(chapter):
+    (axes,) = plots.curves(table1.EXPERIMENT, chapter.runs).axes
+    # Last epochs have 44 to 54 %, the first ones 20 points more.
+    low, high = axes.get_ylim()
+    assert 42 < low < 44
+    assert 54 < high < 56
+
+
+def test_headlines_need_three_seeds(chapter):
+    assert len(list(report._cards(chapter))) == 1
+    fewer = replace(chapter, runs={row: records[:2] for row, records in chapter.runs.items()})
+    assert list(report._cards(fewer)) == []
 
 
 def test_histogram_panel_draws_the_shares_of_its_layers(chapter):
@@ -197,8 +240,14 @@ def test_histogram_panel_draws_the_shares_of_its_layers(chapter):
 def test_sigma_panel_draws_what_was_logged_and_the_ends_where_nothing_was(chapter):
     (panel,) = plots.sigma_range(table1.EXPERIMENT, chapter.runs).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in panel.lines}
-    assert lines["svb"] == [[1, 0.5], [2, 0.5]]
+    assert lines["svb"] == [[0, 1.01], [1, 0.5], [2, 0.5]]
     assert lines["sgd"][1] == pytest.approx([2, 0.11])
+
+
+def test_sigma_panel_draws_what_an_epoch_without_projection_measured(chapter):
+    run = chapter.runs["svb"][0]
+    run = dataclasses.replace(run, metrics=[*run.metrics[:-1], {**run.metrics[-1], "sigma_min": 0.25}])
+    assert plots.sigma_curve(run, "min") == ([0, 1, 2], [1.01, 0.5, 0.25])
 
 
 def test_records_survive_saving_and_stand_in_for_their_runs(runs, tmp_path):
@@ -229,6 +278,71 @@ def test_unfinished_runs_are_left_out(runs, tmp_path):
         record.read_run(runs / "table1/svb/small/seed0")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("result.json", b""),
+        ("result.json", b'{"test_error": 5'),
+        ("result.json", b"{}"),
+        ("result.json", b"null"),
+        ("metrics.jsonl", b"\xff\xfe"),
+        ("metrics.jsonl", b"3\n"),
+        ("metrics.jsonl", b"{}\n"),
+        ("config.json", b"[1"),
+        ("spectrum.npz", b"PK"),
+        ("spectrum.npz", os.mkdir),
+        ("metrics.jsonl", os.mkdir),
+        # Would never end.
+        ("metrics.jsonl", os.mkfifo),
+    ],
+)
+def test_damaged_runs_are_named_and_left_out(name, content, runs, tmp_path, capsys):
+    file = runs / "table1/svb/small/seed0" / name
+    file.unlink()
+    content(file) if callable(content) else file.write_bytes(content)
+    with pytest.raises(record.DamagedRunError, match=r"The run in \S+seed0 is damaged \("):
+        record.read_run(file.parent)
+    assert len(record.collect(tmp_path / "results", runs)) == 8
+    assert "Left out: The run in" in capsys.readouterr().err
+
+
+def test_an_altered_run_is_noticed_by_its_sums(runs):
+    run_dir = runs / "table1/svb/small/seed0"
+    write_sums(run_dir, {name: (run_dir / name).read_bytes() for name in RUN_FILES})
+    record.read_run(run_dir)
+    metrics = (run_dir / "metrics.jsonl").read_text()
+    (run_dir / "metrics.jsonl").write_text(metrics.replace('"epoch": 1', '"epoch": 9'))
+    with pytest.raises(record.DamagedRunError, match=r"metrics\.jsonl in \S+seed0 is damaged"):
+        record.read_run(run_dir)
+
+
+HOSTILE = "<script>alert(1)</script>"
+
+
+def test_page_escapes_every_string_that_it_did_not_write(runs):
+    for run_dir in runs.glob("table1/*/small/seed*"):
+        result = json.loads((run_dir / "result.json").read_text())
+        hostile = {"hardware": HOSTILE, "jax": HOSTILE, "commit": HOSTILE[:10], "data_origin": HOSTILE}
+        (run_dir / "result.json").write_text(json.dumps({**result, **hostile}))
+        spectrum = dict(np.load(run_dir / "spectrum.npz"))
+        spectrum |= {f"{when}/{HOSTILE}/kernel": np.ones(3) for when in ("initial", "final")}
+        np.savez(run_dir / "spectrum.npz", **spectrum)
+    rows = {f"{HOSTILE}{row}": config for row, config in table1.EXPERIMENT.rows.items()}
+    named = dataclasses.replace(
+        table1.EXPERIMENT,
+        rows=rows,
+        title=HOSTILE,
+        notes=(HOSTILE, f"`{HOSTILE}`"),
+        smoke_row=next(iter(rows)),
+    )
+    records = [
+        dataclasses.replace(entry, row=HOSTILE + entry.row) for entry in record.collect(runs / "none", runs)
+    ]
+    page = report.to_html(report.chapters_of([named], records), title=HOSTILE)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") > 5
+
+
 def test_a_damaged_record_is_named(tmp_path):
     path = tmp_path / "seed0.json"
     path.write_text('{"experiment": "table1"')
@@ -243,6 +357,7 @@ def test_report_writes_page_tables_and_pictures(runs, tmp_path, capsys):
     report.Report(out=out, runs=runs, results=tmp_path / "none", figures=out / "figures").run()
     assert str(out / "report.html") in capsys.readouterr().out
     assert (out / "report.md").read_text().startswith(f"# {report.TITLE}")
+    assert report.PAPER_ADDRESS in (out / "report.html").read_text()
     pictures = sorted(path.name for path in (out / "figures").iterdir())
     assert pictures == [f"table1-small-{what}.png" for what in ("curves", "sigma-range", "spectra")]
 

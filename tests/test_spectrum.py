@@ -1,8 +1,8 @@
 """Readings against matrices built from prescribed spectra, and convolutions against their dense matrices."""
 
-import doctest
 import math
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,19 @@ class TestSingularValues:
             placed = jax.device_put(kernel, NamedSharding(mesh, spec))
             np.testing.assert_allclose(singular_values({"kernel": placed})["kernel"], VALUES, rtol=2e-6)
 
+    def test_reads_convolutions_sharded_by_their_type(self, rng):
+        mesh = jax.make_mesh((8,), ("d",))
+        kernel = jnp.asarray(with_spectrum(rng, 3 * 8, 4, VALUES).reshape(1, 3, 8, 4))
+        placed = jax.device_put(kernel, NamedSharding(mesh, PartitionSpec(None, None, "d")))
+        assert any(jax.typeof(placed).sharding.spec)
+        np.testing.assert_allclose(singular_values({"kernel": placed})["kernel"], VALUES, rtol=2e-6)
+        (row,) = spectrum_summary({"kernel": placed}).rows
+        assert row.sigma_max == pytest.approx(2.5, rel=2e-6)
+
+    def test_float64_of_numpy_keeps_its_precision(self, rng):
+        values = singular_values({"kernel": with_spectrum(rng, 9, 4, VALUES)})["kernel"]
+        np.testing.assert_allclose(values, VALUES, rtol=1e-13)
+
 
 class TestSpectrumSummary:
     def test_figures_of_a_prescribed_spectrum(self, rng):
@@ -103,17 +116,52 @@ class TestSpectrumSummary:
         assert row.share_in_band == 0.75
         assert row.orthogonality_distance == pytest.approx(3.0)
 
-    @pytest.mark.parametrize(("distance", "share"), [(0.999, 1.0), (1.001, 0.0)])
-    def test_the_bands_edge_counts_to_five_millionths(self, distance, share):
-        step = 1 + 5e-6 * distance
-        kernel = np.diag([1.5 * step, 2 / 3 / step])
-        with jax.enable_x64(True):
-            (row,) = spectrum_summary({"kernel": jnp.asarray(kernel)}, epsilon=0.5).rows
+    @pytest.mark.parametrize(("distance", "share"), [(0.9, 1.0), (1.1, 0.0)])
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 5e-6), (np.float64, 1e-12)])
+    def test_the_bands_edge_counts_to_what_computing_in_the_type_leaves(
+        self, distance, share, dtype, tolerance
+    ):
+        step = 1 + tolerance * distance
+        kernel = np.diag([1.5 * step, 2 / 3 / step]).astype(dtype)
+        (row,) = spectrum_summary({"kernel": kernel}, epsilon=0.5).rows
         assert row.share_in_band == share
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    @pytest.mark.parametrize("shape", [(16, 16), (3, 3, 16, 32), (64, 256), (1, 7)])
+    @pytest.mark.parametrize("epsilon", [0.01, 0.5, 4.0])
+    def test_a_half_type_is_in_band_after_projecting_and_out_of_it_when_it_is(self, dtype, shape, epsilon):
+        rng = np.random.default_rng(0)
+        columns = shape[-1]
+        rows = math.prod(shape) // columns
+        # The exact projection, rounded once: values on both ends of the band.
+        ends = np.resize([1 + epsilon, 1 / (1 + epsilon)], min(rows, columns))
+        projected = jnp.asarray(with_spectrum(rng, rows, columns, ends).reshape(shape), dtype)
+        (row,) = spectrum_summary({"kernel": projected}, epsilon).rows
+        assert row.share_in_band == 1
+        beyond = jnp.asarray(
+            with_spectrum(rng, rows, columns, ends * (1 + epsilon) * 1.05).reshape(shape), dtype
+        )
+        assert spectrum_summary({"kernel": beyond}, epsilon).rows[0].share_in_band < 1
 
     def test_a_singular_matrix_has_an_infinite_condition_number(self):
         params = {"a": {"kernel": jnp.diag(jnp.array([1.0, 0.0]))}, "b": {"kernel": jnp.zeros((2, 2))}}
         assert [row.condition_number for row in spectrum_summary(params).rows] == [math.inf, math.inf]
+
+    def test_a_matrix_of_lower_rank_prints_inf_and_an_ill_conditioned_one_few_digits(self, rng):
+        columns = rng.standard_normal((9, 2))
+        params = {
+            "lower rank": {"kernel": np.hstack([columns, columns])},
+            "tiny": {"kernel": np.diag([1.0, 1e-110])},
+            "ill": {"kernel": np.diag([1.0, 1e-12])},
+            "well": {"kernel": np.diag([1.0, 0.25])},
+        }
+        printed = [line.split() for line in str(spectrum_summary(params)).splitlines()[2:]]
+        assert sorted(words[-3] for words in printed) == ["1.0e+12", "4.00", "inf", "inf"]
+
+    def test_a_notebook_shows_a_table(self):
+        page = spectrum_summary({"<a>": {"kernel": jnp.eye(2)}})._repr_html_()
+        assert page.count("<tr>") == 2
+        assert ">&lt;a&gt;/kernel</td>" in page
 
     def test_a_matrix_that_is_not_finite_reads_nan(self):
         (row,) = spectrum_summary({"kernel": jnp.full((2, 2), jnp.nan)}).rows
@@ -322,16 +370,35 @@ class TestFoldedSingularValues:
         folded = folded_singular_values(params, stats, [("linear/kernel", "norm")], bn_epsilon=0.0)
         np.testing.assert_allclose(folded["linear/kernel"], [3.0, 2.0], rtol=1e-6)
 
+    def test_reads_haikus_and_equinoxs_statistics(self):
+        params = {"linear": {"w": jnp.eye(2)}, "batch_norm": {"scale": jnp.array([[3.0, 1.0]])}}
+        state = {"batch_norm/~/var_ema": {"average": jnp.array([[1.0, 0.25]]), "hidden": jnp.zeros((1, 2))}}
+        folded = folded_singular_values(params, state, [("linear/w", "batch_norm")], bn_epsilon=0.0)
+        np.testing.assert_allclose(folded["linear/w"], [3.0, 2.0], rtol=1e-6)
+
+        def layers():
+            norm = eqx.nn.BatchNorm(2, "batch", mode="ema")
+            return {"linear": eqx.nn.Linear(2, 2, key=jax.random.key(0)), "norm": norm}
+
+        model, state = eqx.nn.make_with_state(layers)()
+        model = eqx.tree_at(
+            lambda m: (m["linear"].weight, m["norm"].weight), model, (jnp.eye(2), jnp.array([3.0, 1.0]))
+        )
+        state = state.set(model["norm"].ema_state_index, (jnp.zeros(2), jnp.array([1.0, 0.25])))
+        params = eqx.filter(model, eqx.is_array)
+        folded = folded_singular_values(params, state, [("linear/weight", "norm")], bn_epsilon=0.0)
+        np.testing.assert_allclose(folded["linear/weight"], [3.0, 2.0], rtol=1e-6)
+
     @pytest.mark.parametrize(
         ("pairs", "sentence"),
         [
             (
                 [("Conv_1/kernel", "BatchNorm_0")],
-                "needs the path of a weight matrix in pairs, got 'Conv_1/kernel'; the nearest is 'Conv_0/ker",
+                "needs the path of a weight matrix in pairs, got 'Conv_1/kernel'; the nearest: 'Conv_0/ker",
             ),
             (
                 [("Conv_0/kernel", "BatchNorm")],
-                "needs the path of a BatchNorm in batch_stats in pairs, got 'BatchNorm'; the nearest is 'Bat",
+                "needs the path of a BatchNorm in batch_stats in pairs, got 'BatchNorm'; the nearest: 'Bat",
             ),
             (PAIRS * 2, "needs one BatchNorm a kernel, got two for 'Conv_0/kernel'"),
         ],
@@ -349,9 +416,3 @@ class TestFoldedSingularValues:
         stats = {"norm": {"var": jnp.ones(3)}}
         with pytest.raises(ValueError, match="got 'norm' of 3 channels after 'kernel' of 2 outputs"):
             folded_singular_values({"kernel": jnp.eye(2)}, stats, [("kernel", "norm")])
-
-
-def test_the_method_pages_examples_run():
-    results = doctest.testfile("../docs/method.md")
-    assert results.attempted > 0
-    assert results.failed == 0

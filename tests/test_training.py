@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 
 import svb_jax
-from svb_jax.training import Diverged, TrainConfig, train
+from svb_jax.training import Diverged, TrainConfig, parallel, train
 from svb_jax.training.checkpoint import saved_steps
 from svb_jax.training.compilation import cached_compilation
-from svb_jax.training.config import MAY_DIFFER, differences, from_json, to_json
+from svb_jax.training.config import MAY_DIFFER, differences, to_fields
 from svb_jax.training.feed import open_feed
 from svb_jax.training.metrics import count_errors, zero_totals
-from svb_jax.training.optimizer import Span, hyperparameters, learning_rate, project_once
+from svb_jax.training.optimizer import Span, hyperparameters, learning_rate, make_projection
 from svb_jax.training.parallel import Engine, fetch, split_rows
 from svb_jax.training.session import Session
 from svb_jax.training.step import Batch, make_eval_step
@@ -44,7 +45,7 @@ FREE = dataclasses.replace(TINY, svb_epsilon=None, bbn_epsilon=None)
 def _losses(config, num_steps):
     """Return the losses of the first steps, and the parameters after them."""
     session = Session(config)
-    state = session.engine.replicate(session.initial_state())
+    state = session.engine.place(session.initial_state())
     losses = []
     for _, batch in zip(range(num_steps), session.feed.train(0), strict=False):
         state, report = session.step(state, batch, stop=False)
@@ -72,13 +73,39 @@ def free():
 
 
 @pytest.mark.parametrize(
-    ("engine", "devices"), [("pmap", 2), ("pmap", 8), ("shard_map", 1), ("shard_map", 8)]
+    ("engine", "devices", "fsdp"),
+    [
+        ("pmap", 2, False),
+        ("pmap", 8, False),
+        ("shard_map", 1, False),
+        ("shard_map", 8, False),
+        ("jit", 1, True),
+        ("jit", 2, True),
+        ("jit", 8, False),
+        ("jit", 8, True),
+    ],
 )
-def test_losses_do_not_depend_on_the_devices(reference, engine, devices):
-    losses, state = _losses(dataclasses.replace(TINY, engine=engine, devices=devices), 20)
+def test_losses_do_not_depend_on_the_devices(reference, engine, devices, fsdp, monkeypatch):
+    # Small enough that kernels of so narrow a network are sharded too.
+    monkeypatch.setattr(parallel, "SMALLEST_TO_SHARD", 64)
+    losses, state = _losses(dataclasses.replace(TINY, engine=engine, devices=devices, fsdp=fsdp), 20)
     np.testing.assert_allclose(losses, reference[0], rtol=0, atol=1e-4)
     assert losses[-1] < losses[0]
     assert int(state.step) == 20
+
+
+def test_parameters_and_momentum_stay_sharded(monkeypatch):
+    monkeypatch.setattr(parallel, "SMALLEST_TO_SHARD", 64)
+    session = Session(dataclasses.replace(TINY, engine="jit", devices=8, fsdp=True))
+    state = session.engine.place(session.initial_state())
+    expected = jax.tree.map(lambda leaf: leaf.sharding, state)
+    state, _ = session.step(state, next(session.feed.train(0)), stop=False)
+    is_alike = jax.tree.map(lambda leaf, s: leaf.sharding.is_equivalent_to(s, leaf.ndim), state, expected)
+    assert all(jax.tree.leaves(is_alike))
+    sharded = [
+        leaf for leaf in jax.tree.leaves((state.params, state.opt_state)) if not leaf.is_fully_replicated
+    ]
+    assert len(sharded) >= 4
 
 
 def test_the_last_step_of_an_epoch_projects(reference):
@@ -176,11 +203,12 @@ def test_evaluation_adds_up_over_devices_and_ignores_the_filling():
     assert (int(totals.wrong), int(totals.count)) == (1, 3)
 
 
-def test_project_once_lands_in_the_band():
+def test_a_projection_lands_in_the_band_and_says_what_it_found():
     params = {"dense": {"kernel": jnp.diag(jnp.array([3.0, 1.0, 0.1]))}}
     config = dataclasses.replace(TINY, bbn_epsilon=None)
-    projected = project_once(config, params, {})
+    projected, found = make_projection(config)(params, {})
     np.testing.assert_allclose(projected["dense"]["kernel"], np.diag([1.05, 1.0, 1 / 1.05]), atol=1e-6)
+    np.testing.assert_allclose([found["svb/sigma_min"], found["svb/sigma_max"]], [0.1, 3.0], rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +220,7 @@ def finished(tmp_path_factory):
 def test_a_finished_run_leaves_everything(finished):
     config, result = finished
     folder = config.run_dir
-    assert from_json((folder / "config.json").read_text()) == config
+    assert json.loads((folder / "config.json").read_text()) == to_fields(config)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["epoch"]) for line in lines] == [(4, 1), (8, 2), (12, 3), (16, 4), (20, 5)]
     needed = {"seconds", "train_loss", "train_error", "test_error", "test_error_top5", "learning_rate"}
@@ -206,6 +234,38 @@ def test_a_finished_run_leaves_everything(finished):
     assert result.test_error_projected is not None
     assert (result.steps, result.jax) == (20, jax.__version__)
     assert result.hardware.startswith("2 x cpu")
+
+
+def test_singular_values_are_measured_in_an_epoch_without_projection(tmp_path):
+    run_dir = tmp_path / "run"
+    train(dataclasses.replace(TINY, run_dir=run_dir, epochs=2, project_after_last_epoch=False))
+    first, last = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    assert "sigma_max" not in first
+    # The statistics are those of the first epoch's projection still.
+    assert last["svb/step"] == first["svb/step"] == first["step"]
+    assert last["sigma_min"] < 1 < last["sigma_max"] != last["svb/sigma_max"]
+
+
+def test_an_epoch_can_be_evaluated_before_its_projection(finished, tmp_path):
+    after, result = finished
+    lines = {}
+    for name, evaluate, bounds in [
+        ("before", "before", {}),
+        ("free", "after", {"svb_epsilon": None, "bbn_epsilon": None}),
+    ]:
+        config = dataclasses.replace(after, run_dir=tmp_path / name, evaluate=evaluate, **bounds)
+        last = train(config)
+        if name == "before":
+            assert last.train_error == result.train_error
+        text = (config.run_dir / "metrics.jsonl").read_text()
+        lines[name] = [json.loads(line) for line in text.splitlines()]
+    lines["after"] = list(map(json.loads, (after.run_dir / "metrics.jsonl").read_text().splitlines()))
+    # The same training, projected at the same moments; the first epoch's errors are those of no bounds.
+    first = {name: run[0]["test_loss"] for name, run in lines.items()}
+    assert first["before"] == first["free"] != first["after"]
+    for name in ("train_loss", "svb/sigma_max", "bbn/share_clipped"):
+        ours, theirs = ([line[name] for line in lines[which]] for which in ("before", "after"))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-3)
 
 
 def test_the_spectrum_starts_at_one_and_ends_as_trained(finished):
@@ -237,8 +297,17 @@ def test_another_configuration_is_refused_by_field(finished):
 
 def test_only_the_place_of_a_run_may_change():
     assert {field.name for field in dataclasses.fields(TrainConfig)} >= MAY_DIFFER
-    assert differences(TINY, dataclasses.replace(TINY, width=0.5)) == {"width": (0.125, 0.5)}
-    assert from_json(to_json(TINY)) == TINY
+    wider = dataclasses.replace(TINY, width=0.5)
+    assert differences(to_fields(TINY), to_fields(wider)) == {"width": (0.125, 0.5)}
+
+
+def test_a_field_that_a_saved_run_does_not_know_had_its_default():
+    saved = to_fields(TINY)
+    del saved["momentum"]
+    slower = dataclasses.replace(TINY, momentum=0.5)
+    assert differences(saved, to_fields(TINY)) == {}
+    assert differences(saved, to_fields(slower)) == {"momentum": (0.9, 0.5)}
+    assert differences({**saved, "unknown": 3}, to_fields(TINY)) == {"unknown": (3, None)}
 
 
 def test_a_diverging_run_stops_and_keeps_the_last_good_checkpoint(tmp_path):
@@ -265,6 +334,17 @@ def test_a_refused_configuration_leaves_no_trace(tmp_path):
         ("svb_epsilon", float("nan")),
         ("learning_rate", 0.0),
         ("devices", 0),
+        ("weight_decay", -1.0),
+        ("weight_decay", float("nan")),
+        ("momentum", 2.0),
+        ("momentum", -0.1),
+        ("momentum", float("nan")),
+        ("width", float("nan")),
+        ("seed", 2**32),
+        ("first", 0),
+        ("run_dir", Path("")),
+        ("run_dir", Path("runs/\udcff")),
+        ("run_dir", Path(".")),
     ],
 )
 def test_impossible_values_are_refused(field, value):

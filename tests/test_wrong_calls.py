@@ -2,18 +2,18 @@
 
 import re
 
+import equinox as eqx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 from flax.training.train_state import TrainState
-from jax.tree_util import GetAttrKey
 
 import svb_jax
 from svb_jax import MatrixAxes
-from svb_jax.axes import axes_by_name
 
+KEY = jax.random.key(0)
 KERNEL = {"dense": {"kernel": jnp.eye(3)}}
 SCALES = {"bn": {"scale": jnp.ones(3)}, "ln": {"scale": jnp.ones(3)}}
 VARIANCES = {"bn": {"var": jnp.ones(3)}}
@@ -36,8 +36,9 @@ NO_MATRIX = (
     "says otherwise (svb_jax.every_matrix takes all), and it saw "
 )
 AMBIGUOUS = (
-    "the same name and rank stand for different layers. Pass dimension_numbers=, for example svb_jax.oihw, "
-    "svb_jax.attention, svb_jax.scan_stacks(...) or a tree of svb_jax.MatrixAxes."
+    "a convolution over one axis, an attention projection and a stack of dense layers look alike. Say so "
+    "with dimension_numbers=, for example svb_jax.attention, svb_jax.scan_stacks('module'), svb_jax.oihw or "
+    "svb_jax.by_path({'blocks/kernel': svb_jax.MatrixAxes(...)}), with None there to leave it alone."
 )
 NO_STATISTICS = (
     "needs the running variances: pass batch_stats=batch_stats to update. A wrapper that drops extra "
@@ -67,15 +68,15 @@ WRONG_NUMBERS = {
 WRONG_OPTIONS = {
     "method": (
         lambda: svb_jax.bound_singular_values(0.5, method="qr"),
-        "bound_singular_values needs method to be one of auto, svd, gram, polar, got 'qr'.",
+        "bound_singular_values needs method to be one of auto, svd, gram, products, got 'qr'.",
     ),
     "kind": (
         lambda: svb_jax.bound_batch_norm_scales(0.5, kind="absolute"),
         "bound_batch_norm_scales needs kind to be one of bbn, relative, got 'absolute'.",
     ),
     "scale": (
-        lambda: svb_jax.bound_singular_values(0.5, scale=0.0),
-        "bound_singular_values needs a positive, finite scale, got 0.0.",
+        lambda: svb_jax.bound_singular_values(0.5, centre=0.0),
+        "bound_singular_values needs a positive, finite centre, got 0.0.",
     ),
     "two ways to share": (
         lambda: svb_jax.bound_singular_values(0.5, axis_name="d", mesh=jax.make_mesh((8,), ("d",))),
@@ -87,11 +88,11 @@ WRONG_OPTIONS = {
     ),
     "project, method": (
         lambda: svb_jax.project(KERNEL, 0.5, method="qr"),
-        "project needs method to be one of auto, svd, gram, polar, got 'qr'.",
+        "project needs method to be one of auto, svd, gram, products, got 'qr'.",
     ),
     "project, scale": (
-        lambda: svb_jax.project(KERNEL, 0.5, scale=-1.0),
-        "project needs a positive, finite scale, got -1.0.",
+        lambda: svb_jax.project(KERNEL, 0.5, centre=-1.0),
+        "project needs a positive, finite centre, got -1.0.",
     ),
     "project, two ways to share": (
         lambda: svb_jax.project(KERNEL, 0.5, axis_name="d", mesh=jax.make_mesh((8,), ("d",))),
@@ -127,7 +128,7 @@ WRONG_OPTIONS = {
     ),
     "clip_singular_values, method": (
         lambda: svb_jax.clip_singular_values(jnp.eye(3), 0.5, 2.0, method="qr"),
-        "clip_singular_values needs method to be one of auto, svd, gram, polar, got 'qr'.",
+        "clip_singular_values needs method to be one of auto, svd, gram, products, got 'qr'.",
     ),
 }
 
@@ -151,13 +152,16 @@ WRONG_TREES = {
         lambda: svb_jax.svb(optax.sgd(0.1), 0.5).init(STACK),
         f"svb_jax cannot tell how 'blocks/kernel' of shape (2, 3, 4) is a matrix: {AMBIGUOUS}",
     ),
-    "Equinox convolutions": (
-        lambda: axes_by_name((GetAttrKey("conv"), GetAttrKey("weight")), jnp.ones((4, 2, 3, 3))),
-        f"svb_jax cannot tell how 'conv/weight' of shape (4, 2, 3, 3) is a matrix: {AMBIGUOUS}",
+    "stacked Equinox layers": (
+        lambda: svb_jax.project(
+            jax.vmap(lambda key: eqx.nn.Linear(2, 3, key=key))(jax.random.split(KEY)), 0.5
+        ),
+        "svb_jax cannot tell how 'weight' of shape (2, 3, 2) is a matrix: a Linear has a weight of rank 2, "
+        "unless stacked.",
     ),
     "integers": (
         lambda: svb_jax.project({"kernel": jnp.ones((3, 3), jnp.int8)}, 0.5),
-        "'kernel' must be real floating point to bound its singular values, got int8.",
+        "'kernel' must be real floating point, of 16 bits or more, to bound its singular values, got int8.",
     ),
     "axes that repeat": (
         read_with(MatrixAxes((0, 1), 1)),
@@ -181,11 +185,11 @@ WRONG_TREES = {
     ),
     "a grouped kernel that is not there": (
         lambda: svb_jax.grouped_convolutions({"conv/kernel": 2})(KERNEL),
-        "grouped_convolutions names ['conv/kernel'], but the parameters have only ['dense/kernel'].",
+        "grouped_convolutions found no leaf that 'conv/kernel' matches; the nearest: 'dense/kernel'.",
     ),
     "a stack that is not there": (
         lambda: svb_jax.scan_stacks("layers", "blocks")(STACK),
-        "scan_stacks names ['layers'], but the parameters have only ['blocks', 'kernel'].",
+        "scan_stacks found no leaf that 'layers' matches; the nearest: 'blocks/kernel'.",
     ),
 }
 

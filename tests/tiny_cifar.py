@@ -7,8 +7,15 @@ import numpy as np
 
 from svb_jax.training.cifar_binary import CIFAR10, CIFAR100, Layout
 
+# The digests were computed once from what is written here, by hashlib alone.
 TINY10 = replace(
-    CIFAR10, files={"train": {f"data_batch_{i}.bin": 4 for i in range(1, 6)}, "test": {"test_batch.bin": 10}}
+    CIFAR10,
+    files={"train": {f"data_batch_{i}.bin": 4 for i in range(1, 6)}, "test": {"test_batch.bin": 10}},
+    digests={
+        "train": "371af2140769b1d95c90dc30d5b75705e67c0e2e2e8437b8c814a208ca2e7a0c",
+        "test": "56e95485b40fe3d3c1b1d13f22e83b845668f6b1653f686a057364c4fb215863",
+    },
+    names={"label": tuple(f"b_class_{i}" for i in range(10))},
 )
 TINY100 = replace(CIFAR100, files={"train": {"train.bin": 200}, "test": {"test.bin": 100}})
 # How many values each has, as the data sets' home page orders them: coarse before fine.

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from svb_jax._src.suggestions import did_you_mean
 from svb_jax.models.convnet import ConvNet
 from svb_jax.models.dense import MLP, DeepLinear
 from svb_jax.models.inception_resnet import InceptionResNet
@@ -78,8 +78,9 @@ def find(name: str) -> Entry:
     """Return a network's entry, or raise ``ValueError`` with the nearest name."""
     if name in MODELS:
         return MODELS[name]
-    near = get_close_matches(name, MODELS, n=1, cutoff=0.0)[0]
-    raise ValueError(f"svb_jax.models needs one of {', '.join(MODELS)}; got {name!r}. Did you mean {near!r}?")
+    raise ValueError(
+        f"svb_jax.models needs one of {', '.join(MODELS)}; got {name!r}.{did_you_mean(name, MODELS)}"
+    )
 
 
 def make(

@@ -1,14 +1,18 @@
 """CIFAR's official binary layout, read from the archive or its folder; nothing is unpacked to disk."""
 
-import tarfile
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
+
+from svb_jax.training.archive import walk
+
+Origin = Literal["official", "modified", "unverified"]
+"""Whether a data set is what its authors published; unverified if nothing is known to compare it with."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,10 @@ class Layout:
     size: int
     sha256: str
     """Of the archive, as TFDS publishes it."""
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Of each split's pixels and labels, if known."""
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """The classes of each label, if known."""
 
     @property
     def archive(self) -> str:
@@ -50,12 +58,14 @@ class Contents(NamedTuple):
     splits: dict[str, Records]
     label_names: dict[str, list[str]]
 
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each split."""
+        return {
+            split: digest(records.images, records.labels["label"]) for split, records in self.splits.items()
+        }
 
-class _File(NamedTuple):
-    path: PurePosixPath
-    size: int
-    read: Callable[[], bytes]
 
+MOST_BYTES_OF_NAMES = 100_000
 
 CIFAR10 = Layout(
     name="cifar10",
@@ -68,6 +78,24 @@ CIFAR10 = Layout(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     size=170_052_171,
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    digests={
+        "train": "72c15e60c081b70e34054cb162580e0d24094d4efdce45b6c8c1fe5acc39221e",
+        "test": "8353b1fbf11acba6dc8b5e9d2fb108294de95b6e979d31428bf914289e4189c5",
+    },
+    names={
+        "label": (
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        )
+    },
 )
 CIFAR100 = Layout(
     name="cifar100",
@@ -105,22 +133,59 @@ def read_contents(layout: Layout, source: Path) -> Contents:
     return Contents(splits, label_names)
 
 
+def digest(images: np.ndarray, labels: np.ndarray) -> str:
+    """Return the SHA-256 of all pixels, image by image, and then of all labels, four bytes each."""
+    whole = hashlib.sha256(np.ascontiguousarray(images).data)
+    whole.update(labels.astype("<i4").tobytes())
+    return whole.hexdigest()
+
+
+def origin_of(layout: Layout, source: Path, contents: Contents) -> Origin:
+    """Compare what was read with what is known of the official data set.
+
+    Args:
+      layout: The data set.
+      source: The archive or the folder that was read.
+      contents: What it holds.
+
+    Returns:
+      ``official``, ``modified``, or ``unverified`` for a folder of a data set whose digests are not known.
+    """
+    if layout.digests:
+        names = {label: tuple(contents.label_names[label]) for label in layout.names}
+        is_official = contents.digests() == layout.digests and names == layout.names
+    elif source.is_file():
+        with source.open("rb") as file:
+            is_official = hashlib.file_digest(file, "sha256").hexdigest() == layout.sha256
+    else:
+        return "unverified"
+    return "official" if is_official else "modified"
+
+
 def _read_files(layout: Layout, source: Path) -> dict[str, bytes]:
     sizes = {name: n * layout.record_bytes for split in layout.files.values() for name, n in split.items()}
     needed = {*sizes, *(file for file, _ in layout.labels.values())}
     contents: dict[str, bytes] = {}
     seen: set[str] = set()
-    for file in _walk(layout, source):
+    for file in walk(source, layout.folder, max(sizes.values()), f"Fetch {layout.url} anew."):
         seen.update(file.path.parts)
         name = file.path.name
+        if name not in needed:
+            continue
         # The size comes before the reading: a file that is far too long must not fill the memory.
-        if name in sizes and file.size != sizes[name]:
+        if file.size != sizes.get(name, file.size):
             raise ValueError(
                 f"{name} in {source} must have {sizes[name]:,} bytes, {layout.record_bytes:,} a record, "
                 f"got {file.size:,}: it is cut short or damaged. Fetch {layout.url} anew."
             )
-        if name in needed:
-            contents[name] = file.read()
+        if name not in sizes and file.size > MOST_BYTES_OF_NAMES:
+            raise ValueError(
+                f"{name} in {source} must be a list of names, got {file.size:,} bytes. "
+                f"Fetch {layout.url} anew."
+            )
+        if name in contents:
+            raise ValueError(f"{source} holds {name} twice: it is not the official {layout.archive}.")
+        contents[name] = file.read()
     _require_all(layout, source, needed - contents.keys(), seen)
     return contents
 
@@ -137,48 +202,6 @@ def _require_all(layout: Layout, source: Path, missing: set[str], seen: set[str]
         f"{source} lacks {', '.join(sorted(missing))}: {layout.name} needs {layout.archive} or its folder "
         f"{layout.folder}/, from {layout.url}."
     )
-
-
-def _walk(layout: Layout, source: Path) -> Iterator[_File]:
-    if source.is_dir():
-        inner = source / layout.folder
-        folder = inner if inner.is_dir() else source.resolve()
-        yield from (
-            _File(PurePosixPath(folder.name, path.name), path.stat().st_size, path.read_bytes)
-            for path in folder.iterdir()
-        )
-    elif source.is_file():
-        yield from _walk_archive(layout, source)
-    else:
-        raise FileNotFoundError(f"There is neither a file nor a folder at {source}.")
-
-
-def _walk_archive(layout: Layout, source: Path) -> Iterator[_File]:
-    with _refusing_damage(layout, source), tarfile.open(source) as archive:
-        for member in archive:
-            path = PurePosixPath(member.name)
-            if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
-                raise ValueError(
-                    f"{source} is not the official {layout.archive}: its member {member.name!r} is a link "
-                    "or a device, or points outside of the target folder. Nothing was imported."
-                )
-
-            def read(member: tarfile.TarInfo = member) -> bytes:
-                with _refusing_damage(layout, source):
-                    file = archive.extractfile(member)
-                    return file.read() if file else b""
-
-            yield _File(path, member.size, read)
-
-
-@contextmanager
-def _refusing_damage(layout: Layout, source: Path) -> Iterator[None]:
-    try:
-        yield
-    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
-        raise ValueError(
-            f"{source} is not a whole tar archive ({error}). Fetch {layout.url} anew."
-        ) from error
 
 
 def _parse(layout: Layout, split: str, data: bytes) -> Records:
@@ -198,7 +221,14 @@ def _parse(layout: Layout, split: str, data: bytes) -> Records:
 
 
 def _parse_names(file: str, data: bytes, count: int) -> list[str]:
-    names = [line.strip() for line in data.decode("ascii").splitlines() if line.strip()]
+    # Every byte is a Latin-1 character, and only the printable ASCII ones can be in a name.
+    names = [line.strip() for line in data.decode("latin-1").split("\n") if line.strip()]
+    wrong = [name for name in names if not (name.isascii() and name.isprintable())]
+    if wrong:
+        raise ValueError(f"{file} must name the classes in printable ASCII, got {wrong[0]!a}.")
     if len(names) != count:
         raise ValueError(f"{file} must name {count} classes, a line each, got {len(names)}.")
+    repeated = [name for name, times in Counter(names).items() if times > 1]
+    if repeated:
+        raise ValueError(f"{file} must name {count} different classes, got {repeated[0]!r} more than once.")
     return names

@@ -1,6 +1,7 @@
 """What a training run is: one frozen record, written beside its results and checked on resume."""
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,11 +11,32 @@ MAY_DIFFER = {
     "data_dir",
     "workers",
     "engine",
+    "fsdp",
     "devices",
     "checkpoint_every_epochs",
     "keep_checkpoints",
 }
 """What a continued run may change: where and on what it runs, not what it computes."""
+
+
+_COUNTS = (
+    "epochs",
+    "batch_size",
+    "accumulate",
+    "learning_rate_stages",
+    "keep_checkpoints",
+    "devices",
+    "first",
+    "image_size",
+    "depth",
+)
+_POSITIVE = (
+    "learning_rate",
+    "final_learning_rate",
+    "project_every_epochs",
+    "checkpoint_every_epochs",
+    "width",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +56,9 @@ class TrainConfig:
     dataset: str = "digits"
     """digits, cifar10, cifar100, imagenet2012 or synthetic."""
     first: int | None = None
-    """Train on the first so many images only."""
+    """Train on only this many images, the first ones."""
+    holdout: int | None = None
+    """Hold out this many training images, the last ones, and test on them instead: for choosing settings."""
     image_size: int | None = None
     """Average the images down to this size (ImageNet: crop to this size)."""
     width: float = 1.0
@@ -45,7 +69,7 @@ class TrainConfig:
     epochs: int = 160
     """Passes over the training images."""
     batch_size: int = 128
-    """Images a step, over all devices and hosts."""
+    """Images per step, over all devices and hosts."""
     accumulate: int = 1
     """Micro-batches a step is split into: the same step in less memory."""
     learning_rate: float = 0.5
@@ -73,15 +97,19 @@ class TrainConfig:
     """Epochs between two projections; a fraction projects several times an epoch."""
     project_after_last_epoch: bool = False
     """The authors' code never projects after the last epoch."""
-    method: Literal["auto", "svd", "gram", "polar"] = "auto"
+    evaluate: Literal["after", "before"] = "after"
+    """Whether an epoch's errors are measured after its projection, or before, as the authors' code does."""
+    method: Literal["auto", "svd", "gram", "products"] = "auto"
     """How SVB computes the projection."""
 
     seed: int = 0
     """Decides initialisation, order and augmentation."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The compute type; parameters and statistics stay float32."""
-    engine: Literal["pmap", "shard_map"] = "pmap"
+    engine: Literal["pmap", "shard_map", "jit"] = "pmap"
     """What runs the step on the devices."""
+    fsdp: bool = False
+    """Whether parameters and optimizer state are sharded over the devices; needs the engine ``jit``."""
     devices: int | None = None
     """How many of this host's devices to use; all if not given."""
     workers: int = 2
@@ -97,53 +125,82 @@ class TrainConfig:
     """How many of the newest checkpoints to keep beside the best."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "learning_rate_stages", "keep_checkpoints"):
-            _need(getattr(self, name) >= 1, f"{name} of at least 1", getattr(self, name))
-        for name in (
-            "learning_rate",
-            "final_learning_rate",
-            "project_every_epochs",
-            "checkpoint_every_epochs",
-        ):
+        for name in _COUNTS:
+            count = getattr(self, name)
+            _need(count is None or count >= 1, f"{name} of at least 1", count)
+        for name in _POSITIVE:
             _need(0 < getattr(self, name) < float("inf"), f"a positive {name}", getattr(self, name))
-        for name in ("svb_epsilon", "bbn_epsilon"):
-            epsilon = getattr(self, name)
-            _need(epsilon is None or 0 <= epsilon < float("inf"), f"{name} of at least 0", epsilon)
-        _need(self.devices is None or self.devices >= 1, "devices of at least 1", self.devices)
-        _need(self.seed >= 0, "a seed of at least 0", self.seed)
+        for name in ("svb_epsilon", "bbn_epsilon", "weight_decay"):
+            value = getattr(self, name)
+            _need(value is None or 0 <= value < float("inf"), f"{name} of at least 0", value)
+        _need(0 <= self.momentum < 1, "a momentum of at least 0 and below 1", self.momentum)
+        _need(self.workers >= 0, "workers of at least 0", self.workers)
+        # The step takes it as 32 bits.
+        _need(0 <= self.seed < 2**32, "a seed of at least 0 and below 2**32", self.seed)
+        # Path("") is the current folder too.
+        _need(self.run_dir != Path(), "a run_dir of its own", f"{str(self.run_dir)!r}, the current folder")
+        _need(_is_text(self.run_dir), "a run_dir in UTF-8, for Orbax", repr(str(self.run_dir)))
+        if self.evaluate == "before" and self.project_every_epochs % 1:
+            _need(False, "whole project_every_epochs to evaluate before", self.project_every_epochs)
+        _need(self.engine == "jit" or not self.fsdp, 'the engine "jit" for fsdp', repr(self.engine))
         if self.batch_size % self.accumulate:
             _need(False, "a batch_size that accumulate divides", f"{self.batch_size} and {self.accumulate}")
 
 
-def to_json(config: TrainConfig) -> str:
-    """Return the configuration as indented JSON.
+def to_fields(config: TrainConfig) -> dict[str, Any]:
+    """Return the configuration as JSON has it: paths are strings.
 
     Examples:
-      >>> from_json(to_json(TrainConfig(svb_epsilon=0.5))).svb_epsilon
+      >>> to_fields(TrainConfig(svb_epsilon=0.5))["svb_epsilon"]
       0.5
     """
-    return json.dumps(asdict(config), indent=2, default=str) + "\n"
+    return json.loads(json.dumps(asdict(config), default=str))
 
 
-def from_json(text: str) -> TrainConfig:
-    """Return the configuration that ``to_json`` wrote."""
-    fields = json.loads(text)
-    return TrainConfig(**{**fields, **{name: Path(fields[name]) for name in ("run_dir", "data_dir")}})
+def differences(
+    saved: Mapping[str, Any], asked: Mapping[str, Any], may_differ: Collection[str] = MAY_DIFFER
+) -> dict[str, tuple[Any, Any]]:
+    """Return the fields in which two runs differ, with both values.
 
+    Args:
+      saved: The fields of one, from ``to_fields``.
+      asked: Those of the other.
+      may_differ: The fields that need not agree.
 
-def differences(saved: TrainConfig, asked: TrainConfig) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which a run differs from the one it would continue, with both values.
+    Returns:
+      From the name of a field to the first one's value and the second one's.
 
     Examples:
-      >>> differences(TrainConfig(seed=1), TrainConfig(seed=2, engine="shard_map"))
+      >>> differences(to_fields(TrainConfig(seed=1)), to_fields(TrainConfig(seed=2, engine="shard_map")))
       {'seed': (1, 2)}
     """
-    saved_fields, asked_fields = asdict(saved), asdict(asked)
+    # A field that did not exist when a run was saved had its default in effect.
+    defaults = to_fields(TrainConfig())
+    saved, asked = defaults | dict(saved), defaults | dict(asked)
     return {
-        name: (saved_fields[name], asked_fields[name])
-        for name in saved_fields
-        if name not in MAY_DIFFER and saved_fields[name] != asked_fields[name]
+        name: (saved.get(name), asked.get(name))
+        for name in saved | asked
+        if name not in may_differ and saved.get(name) != asked.get(name)
     }
+
+
+def describe(different: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return differences in words.
+
+    Examples:
+      >>> describe({"seed": (1, 2), "svb_epsilon": (0.5, None)})
+      'seed=1, not 2, svb_epsilon=0.5, not None'
+    """
+    return ", ".join(f"{name}={one!r}, not {other!r}" for name, (one, other) in different.items())
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a path can be written as UTF-8: Python keeps other bytes as halves of a pair."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _need(holds: bool, need: str, got: object) -> None:

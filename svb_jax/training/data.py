@@ -1,12 +1,12 @@
 """The data sets that live in memory: digits, CIFAR-10 and CIFAR-100, and a synthetic one."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from svb_jax.training.cifar_binary import Origin, digest
 from svb_jax.training.records import find_dataset, read_split
 
 
@@ -24,9 +24,7 @@ class Split:
 
     def digest(self) -> str:
         """Return the SHA-256 of all pixels, image by image, and then of all labels, four bytes each."""
-        digest = hashlib.sha256(self.images.tobytes())
-        digest.update(self.labels.astype("<i4").tobytes())
-        return digest.hexdigest()
+        return digest(self.images, self.labels)
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,17 @@ class Dataset:
     num_classes: int
     mirror: bool = True
     """Whether an image may be mirrored left to right and keep its label."""
+    origin: Origin = "official"
+    """Whether it is what its authors published."""
 
 
 def load(
-    name: str, data_dir: Path = Path("data"), *, first: int | None = None, image_size: int | None = None
+    name: str,
+    data_dir: Path = Path("data"),
+    *,
+    first: int | None = None,
+    holdout: int | None = None,
+    image_size: int | None = None,
 ) -> Dataset:
     """Load a data set into memory.
 
@@ -56,6 +61,8 @@ def load(
       name: ``digits``, ``synthetic``, ``cifar10`` or ``cifar100``.
       data_dir: Holds the data sets that do not come with this package.
       first: Keep only so many training images.
+      holdout: Test on the last so many training images, which are not trained on, instead of the test set:
+        what is chosen by these errors was not chosen on the test set.
       image_size: Average the images down to this size, which must divide their own. ``synthetic`` is
         made at any size.
 
@@ -77,8 +84,10 @@ def load(
     else:
         raise ValueError(
             f"load needs one of {', '.join([*_LOADERS, 'synthetic'])}, got {name!r}. "
-            "(imagenet2012 does not fit into memory: svb_jax.training.streaming reads it.)"
+            "imagenet2012 is too large for memory: only training reads it, as a stream."
         )
+    if holdout is not None:
+        dataset = _hold_out(dataset, holdout)
     if first is not None:
         dataset = replace(dataset, train=_first(dataset.train, first))
     if image_size is None:
@@ -114,6 +123,16 @@ def average_down(images: np.ndarray, image_size: int) -> np.ndarray:
     return np.rint(means).astype(np.uint8)
 
 
+def _hold_out(dataset: Dataset, count: int) -> Dataset:
+    train = dataset.train
+    if not 1 <= count < len(train):
+        raise ValueError(
+            f"load needs holdout of at least 1 and below the {len(train)} training images, got {count}."
+        )
+    held = Split(train.images[-count:], train.labels[-count:])
+    return replace(dataset, train=Split(train.images[:-count], train.labels[:-count]), test=held)
+
+
 def _first(split: Split, count: int) -> Split:
     if not 1 <= count <= len(split):
         raise ValueError(f"load needs first between 1 and the {len(split)} training images, got {count}.")
@@ -146,7 +165,7 @@ def _synthetic(image_size: int) -> Dataset:
 def _cifar(name: str, data_dir: Path) -> Dataset:
     stored = find_dataset(name, data_dir)
     train, test = Split(*read_split(stored, "train")), Split(*read_split(stored, "test"))
-    return Dataset(name, train, test, stored.num_classes)
+    return Dataset(name, train, test, stored.num_classes, origin=stored.provenance.origin)
 
 
 _LOADERS: dict[str, Callable[[Path], Dataset]] = {

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from svb_jax.training import data
+from svb_jax.training.cifar_binary import Origin
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.parallel import Engine, split_rows
 from svb_jax.training.records import find_dataset
@@ -29,6 +30,8 @@ class Feed(Protocol):
     """Whether augmentation is left to the training step."""
     mirror: bool
     """Whether it may mirror."""
+    origin: Origin
+    """Whether the data set is what its authors published."""
 
     def train(self, start_step: int) -> Generator[Batch]:
         """Yield this host's share of every batch from a step on, without end."""
@@ -60,13 +63,18 @@ class _InMemory:
     def __init__(self, config: TrainConfig, engine: Engine):
         self._config, self._engine = config, engine
         self._dataset = data.load(
-            config.dataset, config.data_dir, first=config.first, image_size=config.image_size
+            config.dataset,
+            config.data_dir,
+            first=config.first,
+            holdout=config.holdout,
+            image_size=config.image_size,
         )
         self.num_train = len(self._dataset.train)
         self.num_classes = self._dataset.num_classes
         self.image_shape = self._dataset.train.images.shape[1:]
         self.augments_in_step = config.augment
         self.mirror = self._dataset.mirror
+        self.origin: Origin = self._dataset.origin
 
     def train(self, start_step: int) -> Generator[Batch]:
         split, config, step = self._dataset.train, self._config, start_step
@@ -91,11 +99,17 @@ class _Streamed:
     augments_in_step = False
 
     def __init__(self, config: TrainConfig, engine: Engine):
+        if config.holdout is not None:
+            raise ValueError(
+                f"holdout needs a data set that is held in memory, got {config.holdout} images of "
+                f"{config.dataset}, which is streamed."
+            )
         self._config, self._engine = config, engine
         stored = find_dataset(config.dataset, config.data_dir)
         self._size = config.image_size or STREAMED[config.dataset]
         self.num_train = config.first or stored.num_train
         self.num_classes = stored.num_classes
+        self.origin: Origin = stored.provenance.origin
         self.image_shape = (self._size, self._size, 3)
 
     def train(self, start_step: int) -> Generator[Batch]:

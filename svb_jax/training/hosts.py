@@ -4,15 +4,16 @@ import atexit
 import contextlib
 import os
 import sys
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 
+from svb_jax._src.wrong_usage import is_wrong_usage
+from svb_jax.training.aborts import explaining_aborts
+
 HEARTBEAT_SECONDS = 10
-"""A host that is silent for so long is dead, and the others stop: JAX ends their processes."""
+"""A host that is silent for so long is dead, and the others stop."""
 
 FAREWELL_SECONDS = 3600
 """A host that is done waits so long for the first one, which may still be saving."""
@@ -33,13 +34,18 @@ class Hosts:
     """
 
     coordinator: str | None = None
-    """Address and port of the first host, such as 10.0.0.1:1234; the same on every host."""
+    """Address and port of the first host, such as 10.0.0.1:1234; the same on every host. The first host
+    listens there, and trusts whoever reaches it: keep the port behind a firewall."""
     num_processes: int | None = None
     """How many processes train together."""
     process_id: int | None = None
     """Which of them this one is, from 0."""
     cluster: bool = False
     """Read all three from the cluster's environment (Slurm, Open MPI, Kubernetes, Cloud TPU)."""
+    coordinator_bind: str | None = None
+    """Where the first host listens, if not at the coordinator's own address: 0.0.0.0:1234 behind a NAT."""
+    wait_seconds: int = 300
+    """How long to wait for the other hosts to start."""
 
     def __post_init__(self) -> None:
         given = [name for name in ("coordinator", "num_processes", "process_id") if self._has(name)]
@@ -50,17 +56,44 @@ class Hosts:
             )
         if given and self.cluster:
             raise ValueError("Hosts needs the cluster's environment or its own addresses, got both.")
+        for name in ("coordinator", "coordinator_bind"):
+            _check_address(name, getattr(self, name))
+        count, own = self.num_processes, self.process_id
+        if count is not None and own is not None and not 0 <= own < count:
+            raise ValueError(f"Hosts needs a process_id from 0 to num_processes - 1, got {own} of {count}.")
+        if self.wait_seconds < 1:
+            raise ValueError(f"Hosts needs wait_seconds of at least 1, got {self.wait_seconds}.")
 
     def connect(self) -> None:
-        """Join the other hosts; must come before anything else that uses JAX's devices."""
-        if self.cluster or self.coordinator is not None:
-            jax.distributed.initialize(
-                self.coordinator,
-                self.num_processes,
-                self.process_id,
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-                shutdown_timeout_seconds=FAREWELL_SECONDS,
-            )
+        """Join the other hosts; must come before anything else that uses JAX's devices.
+
+        If they do not come, or one is lost later, this process ends with a sentence and exit code 1.
+        """
+        if not self.cluster and self.coordinator is None:
+            return
+        reason = self._missing()
+        explained = contextlib.ExitStack()
+        explained.enter_context(explaining_aborts(lambda: reason))
+        # Before JAX's own farewell is registered, and so after it.
+        atexit.register(explained.close)
+        jax.distributed.initialize(
+            self.coordinator,
+            self.num_processes,
+            self.process_id,
+            initialization_timeout=self.wait_seconds,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=FAREWELL_SECONDS,
+            # JAX by itself listens on every interface.
+            coordinator_bind_address=self.coordinator_bind or self.coordinator,
+        )
+        reason = f"LostHost: {_lost('it is silent, or its connection broke')}"
+
+    def _missing(self) -> str:
+        where = "the cluster's hosts" if self.cluster else f"{self.num_processes} hosts at {self.coordinator}"
+        return (
+            f"Waited {self.wait_seconds} s for {where} in vain. Start all of them, with the same "
+            "coordinator; --wait-seconds waits longer."
+        )
 
     def _has(self, name: str) -> bool:
         return getattr(self, name) is not None
@@ -97,32 +130,32 @@ def leaving_on_failure(*shared: type[BaseException]) -> Iterator[None]:
         raise
 
 
-def is_wrong_usage(error: BaseException, package: Path = Path(__file__).parents[1]) -> bool:
-    """Return whether an error is a package's own sentence about what it was asked for.
-
-    A ValueError that was raised inside a library is a fault, and no wrong usage.
-
-    Args:
-      error: One that was raised.
-      package: The folder of this package, or of another.
-    """
-    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-    return isinstance(error, ValueError) and raised_in.is_relative_to(package)
-
-
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
     """Turn a failed exchange into a sentence."""
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    # Where the first call of a program fails, JAX raises a ValueError.
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         # All that JAX tells of the reason is this text, with the name of the library that exchanges.
         if not any(name in str(error) for name in ("Gloo", "NCCL")):
             raise
-        raise LostHost(
-            f"Another host has stopped ({str(error).strip().partition(chr(10))[0]}). Its own output says "
-            "why. Start all hosts again: they continue from the newest checkpoint."
-        ) from error
+        raise LostHost(_lost(str(error).strip().partition("\n")[0])) from error
+
+
+def _lost(reason: str) -> str:
+    return (
+        f"Another host has stopped ({reason}). Its own output says why. Start all hosts again: they continue "
+        "from the newest checkpoint."
+    )
+
+
+def _check_address(name: str, address: str | None) -> None:
+    if address is None:
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"Hosts needs a {name} of the form HOST:PORT, got {address!r}.")
 
 
 def _leave(exit_code: int) -> None:

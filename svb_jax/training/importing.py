@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.client
+import shutil
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -11,14 +12,25 @@ from typing import Any, BinaryIO
 
 from PIL import Image
 
-from svb_jax.training.cifar_binary import CIFAR10, CIFAR100, Contents, Layout, Records, read_contents
+from svb_jax.training.cifar_binary import (
+    CIFAR10,
+    CIFAR100,
+    Contents,
+    Layout,
+    Records,
+    origin_of,
+    read_contents,
+)
+from svb_jax.training.lock import locked
+from svb_jax.training.provenance import Provenance, write_provenance
 from svb_jax.training.records import stored_versions
 
 LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 TIMEOUT_SECONDS = 5.0
+WORKSHOP = ".importing-"
 
 
-def import_archive(name: str, source: Path, data_dir: Path) -> Path:
+def import_archive(name: str, source: Path, data_dir: Path, *, modified: bool = False) -> Path:
     """Write an official binary archive as the TFDS data set of the same name.
 
     Any program can read the result, ``tfds.data_source(name, data_dir=...)``. It appears whole or not at
@@ -28,6 +40,7 @@ def import_archive(name: str, source: Path, data_dir: Path) -> Path:
       name: ``cifar10`` or ``cifar100``.
       source: ``cifar-10-binary.tar.gz`` or ``cifar-100-binary.tar.gz``, or the folder that it unpacks to.
       data_dir: The folder that holds one folder a data set; made if need be.
+      modified: Take a data set that is not the official one; every run on it says so.
 
     Returns:
       The folder of the new data set.
@@ -35,19 +48,15 @@ def import_archive(name: str, source: Path, data_dir: Path) -> Path:
     Raises:
       FileExistsError: The data set is already there.
       FileNotFoundError: There is nothing at ``source``.
-      ValueError: The archive is damaged, or not the binary one; the message says in what way.
+      ValueError: The archive is damaged, not the binary one, or not the official one; the message says in
+        what way.
     """
     layout = _layout("import_archive", name)
     _refuse_existing(layout, data_dir)
-    contents = read_contents(layout, source)
-    (data_dir / name).mkdir(parents=True, exist_ok=True)
-    # Beside the target, so that the last step is a rename within one file system.
-    with tempfile.TemporaryDirectory(prefix=".importing-", dir=data_dir) as workshop:
-        builder = _builder(layout, contents, Path(workshop))
-        # TFDS would say that it downloads, and name the workshop as the place where the data set stays.
-        with contextlib.redirect_stdout(None):
-            builder.download_and_prepare()
-        return Path(builder.data_dir).rename(data_dir / name / str(builder.version))
+    # Read before anything is written: a source that is refused leaves no trace.
+    accepted = _read(layout, source, modified)
+    with _workshop(data_dir) as workshop:
+        return _write(layout, *accepted, data_dir, workshop)
 
 
 def download(name: str, data_dir: Path) -> Path:
@@ -66,12 +75,47 @@ def download(name: str, data_dir: Path) -> Path:
     """
     layout = _layout("download", name)
     _refuse_existing(layout, data_dir)
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".downloading-", dir=data_dir) as workshop:
-        archive = Path(workshop, layout.archive)
+    with _workshop(data_dir) as workshop:
+        archive = workshop / layout.archive
         with archive.open("wb") as file:
             _fetch(layout, file)
-        return import_archive(name, archive, data_dir)
+        return _write(layout, *_read(layout, archive, modified=False), data_dir, workshop)
+
+
+@contextlib.contextmanager
+def _workshop(data_dir: Path) -> Iterator[Path]:
+    """Yield a folder to work in, beside the target: the last step is a rename within a file system."""
+    with locked(data_dir, "data_dir"):
+        # One import at a time: what others have left belongs to no living process.
+        for left in data_dir.glob(f"{WORKSHOP}*"):
+            shutil.rmtree(left)
+        with tempfile.TemporaryDirectory(prefix=WORKSHOP, dir=data_dir) as workshop:
+            yield Path(workshop)
+
+
+def _read(layout: Layout, source: Path, modified: bool) -> tuple[Contents, Provenance]:
+    contents = read_contents(layout, source)
+    found = Provenance(origin=origin_of(layout, source, contents), digests=contents.digests())
+    if found.origin == "modified" and not modified:
+        digests = ", ".join(f"{split} {value}" for split, value in found.digests.items())
+        raise ValueError(
+            f"{source} is not the official {layout.name}: its pixels, labels or class names differ (SHA-256 "
+            f"{digests}). Nothing was imported. Fetch {layout.url} anew; or, if a modified data set is "
+            "wanted, ask for it by --modified, and every run will say so."
+        )
+    return contents, found
+
+
+def _write(
+    layout: Layout, contents: Contents, provenance: Provenance, data_dir: Path, workshop: Path
+) -> Path:
+    builder = _builder(layout, contents, workshop)
+    # TFDS would say that it downloads, and name the workshop as the place where the data set stays.
+    with contextlib.redirect_stdout(None):
+        builder.download_and_prepare()
+    write_provenance(Path(builder.data_dir), provenance)
+    (data_dir / layout.name).mkdir(exist_ok=True)
+    return Path(builder.data_dir).rename(data_dir / layout.name / str(builder.version))
 
 
 def _layout(function: str, name: str) -> Layout:
@@ -105,7 +149,7 @@ def _chunks(layout: Layout) -> Iterator[bytes]:
     except (OSError, http.client.HTTPException) as error:
         raise ConnectionError(
             f"Cannot fetch {layout.url} ({error}). Bring {layout.archive} here in another way, and run "
-            f"`python -m experiments data import --name {layout.name} --from {layout.archive}`."
+            f"`svb data import --name {layout.name} --from {layout.archive}`."
         ) from error
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,18 +11,23 @@ import jax
 import numpy as np
 
 import svb_jax
-from svb_jax.training.checkpoint import Checkpoint, Checkpoints, load_newest, saved_steps, set_aside
+from svb_jax.training.agreement import agree
+from svb_jax.training.checkpoint import Checkpoint, saved_steps
 from svb_jax.training.compilation import cached_compilation
-from svb_jax.training.config import TrainConfig
+from svb_jax.training.config import TrainConfig, to_fields
 from svb_jax.training.hosts import leaving_on_failure
+from svb_jax.training.memory import keep_freed_memory
 from svb_jax.training.parallel import fetch
 from svb_jax.training.progress import Display
+from svb_jax.training.resuming import find_start, owned
 from svb_jax.training.run_folder import Result, RunFolder, current_commit, describe_hardware
+from svb_jax.training.saving import Checkpoints
 from svb_jax.training.session import Session
 from svb_jax.training.state import TrainState
 from svb_jax.training.step import Batch, Report
 from svb_jax.training.stopping import Interrupted, StopSignals
 from svb_jax.training.timing import Clock, Throughput
+from svb_jax.training.trackers import SafeTrackers, Tracker, tracking
 
 RUN_AHEAD = 2
 """Steps that may be under way while the host prepares the next: enough to keep the devices busy."""
@@ -32,7 +37,7 @@ class Diverged(RuntimeError):  # noqa: N818 - what happened to the network, not 
     """The loss or the parameters are no longer finite."""
 
 
-def train(config: TrainConfig) -> Result:
+def train(config: TrainConfig, trackers: Sequence[Tracker] = ()) -> Result:
     """Train, evaluate after every epoch, and leave everything in the run's folder.
 
     A folder that holds an unfinished run is continued from its newest whole checkpoint, bit for bit as if
@@ -40,6 +45,7 @@ def train(config: TrainConfig) -> Result:
 
     Args:
       config: The run.
+      trackers: Where its numbers go beside its folder; one that fails does not stop the run.
 
     Returns:
       The result, as in ``result.json``.
@@ -49,22 +55,37 @@ def train(config: TrainConfig) -> Result:
       Diverged: The loss is no longer finite; the last good checkpoint is kept.
       Interrupted: SIGTERM or Ctrl-C; the state was saved.
       CheckpointError: A checkpoint could not be written, or none could be read.
+      FolderInUse: Another process trains in the folder.
     """
+    keep_freed_memory()
     with leaving_on_failure(Diverged, Interrupted):
+        agree(config)
         folder = RunFolder(config)
         folder.check()
-        return folder.result() or _train_in(folder)
+        return folder.result() or _train_in(folder, trackers)
 
 
-def _train_in(folder: RunFolder) -> Result:
+def _train_in(folder: RunFolder, trackers: Sequence[Tracker]) -> Result:
     config = folder.config
     with cached_compilation(config.run_dir.parent / "compilation_cache"), StopSignals() as stop:
         session = Session(config)
-        folder.create()
-        with Display(session.span.total_steps, session.span.steps_per_epoch) as display:
-            start = _find_start(folder, display)
-            with Checkpoints(folder.checkpoints, config.keep_checkpoints) as checkpoints:
-                run = _Run(session, folder, checkpoints, display, stop)
+        with (
+            Display(session.span.total_steps, session.span.steps_per_epoch) as display,
+            owned(folder, display.say),
+        ):
+            if session.feed.origin == "modified":
+                display.say(
+                    f"The {config.dataset} in {config.data_dir} is not the official one, but modified."
+                )
+            start = find_start(folder, display.say)
+            folder.create()
+            keep = config.keep_checkpoints
+            mine = trackers if folder.is_writer else ()
+            with (
+                Checkpoints(folder.checkpoints, keep, to_fields(config)) as checkpoints,
+                tracking(mine, to_fields(config), folder.path, display.say) as tracked,
+            ):
+                run = _Run(session, folder, checkpoints, display, stop, tracked)
                 run.begin(start)
                 return run.finish()
 
@@ -78,6 +99,7 @@ class _Run:
     checkpoints: Checkpoints
     display: Display
     stop: StopSignals
+    trackers: SafeTrackers
     step: int = 0
     lines: list[dict[str, Any]] = field(default_factory=list)
     """The epochs' metrics."""
@@ -89,16 +111,18 @@ class _Run:
 
     def begin(self, start: Checkpoint | None) -> None:
         """Place the first state, or the saved one, on the devices."""
-        if start is None:
+        if start is None or not self.folder.has_spectrum("initial"):
             state = self.session.initial_state()
-            self.clock = Clock()
             self._record_spectrum("initial", state.params)
         else:
-            state = start.fill(jax.eval_shape(self.session.initial_state))
-            self.clock, self.step = Clock(start.seconds), start.step
-        self.state: TrainState = self.session.engine.replicate(state)
-        self.folder.rewind_metrics(self.step)
-        self.lines = [line for line in self.folder.metrics() if line["step"] <= self.step]
+            state = jax.eval_shape(self.session.initial_state)
+        self.clock = Clock()
+        if start is not None:
+            state = start.fill(state)
+            self.clock, self.step = Clock(start.notes.seconds), start.step
+            self.lines = [dict(line) for line in start.notes.history]
+        self.state: TrainState = self.session.engine.place(state)
+        self.folder.restore_metrics(self.lines, self.display.say)
 
     def finish(self) -> Result:
         """Train to the end, and write the result."""
@@ -149,14 +173,20 @@ class _Run:
     def _end_epoch(self, epoch: int) -> None:
         details = self._catch_up()
         errors = self.session.evaluate(self.state.params, self.state.batch_stats)
-        numbers = {**fetch(details), **errors, "images_per_second": self.throughput.rate()}
+        found = {**_known(fetch(details)), **self._project_after_evaluation(epoch)}
+        numbers = {
+            **found,
+            **self._sigma_range(found),
+            **errors,
+            "images_per_second": self.throughput.rate(),
+        }
         line = {"step": self.step, "epoch": epoch, "seconds": self.clock.seconds()}
-        # JSON has no NaN, which the statistics of a projection hold before the first one.
         line |= {name: float(value) if _is_finite(value) else None for name, value in numbers.items()}
         self.lines.append(line)
         # The line before the checkpoint: whoever continues from the checkpoint finds it written.
         self.folder.add_metrics(line)
         self.display.epoch(line)
+        self.trackers.scalars(self.step, line)
         if self.must_stop or epoch == self.session.config.epochs or self._is_checkpoint_due():
             self._save(errors["test_error"])
 
@@ -170,14 +200,17 @@ class _Run:
         """Save the state; if some host was asked to stop, wait until it is saved and stop."""
         self._catch_up()
         try:
-            self.checkpoints.save(self.state, seconds=self.clock.seconds(), test_error=test_error)
+            self.checkpoints.save(
+                self.state, seconds=self.clock.seconds(), test_error=test_error, history=self.lines
+            )
         except FloatingPointError as error:
             raise self._diverged(f"The network diverged: {error}") from error
         if self.must_stop:
             self.checkpoints.wait()
             raise Interrupted(
                 f"Asked to stop: step {self.step} of {self.session.span.total_steps} is saved in "
-                f"{self.folder.path}. The same command continues from there."
+                f"{self.folder.path}. The same command continues from there.",
+                self.stop.signal,
             )
 
     def _diverged(self, what: str) -> Diverged:
@@ -192,9 +225,36 @@ class _Run:
             f"{what}. {good}. A smaller learning rate may help (now {self.session.config.learning_rate})."
         )
 
+    def _project_after_evaluation(self, epoch: int) -> dict[str, float]:
+        """Project where the step does not, unless this is the last epoch; and say what was found."""
+        config = self.session.config
+        is_due = epoch % config.project_every_epochs == 0
+        is_left_out = epoch == config.epochs and not config.project_after_last_epoch
+        if config.evaluate == "after" or not is_due or is_left_out:
+            return {}
+        self.state, found = self.session.project(self.state)
+        return {name: value for name, value in found.items() if not name.endswith("/step")}
+
+    def _error_projected(self) -> float:
+        state, _ = self.session.project(self.state)
+        return self.session.evaluate(state.params, state.batch_stats)["test_error"]
+
+    def _sigma_range(self, found: dict[str, Any]) -> dict[str, float]:
+        """The extreme singular values of all matrices, where no projection of this epoch found them."""
+        last_projection = found.get("svb/step", self.step) if "svb/sigma_min" in found else None
+        if last_projection and last_projection > self.step - self.session.span.steps_per_epoch:
+            return {}
+        spectra = svb_jax.singular_values(
+            fetch(self.state.params), dimension_numbers=svb_jax.by_name
+        ).values()
+        values = np.concatenate([spectrum.ravel() for spectrum in spectra])
+        return {"sigma_min": float(values.min()), "sigma_max": float(values.max())}
+
     def _record_spectrum(self, when: str, params: Any) -> None:
         if self.folder.is_writer:
-            self.folder.add_spectrum(when, svb_jax.singular_values(params))
+            values = svb_jax.singular_values(params, dimension_numbers=svb_jax.by_name)
+            self.folder.add_spectrum(when, values)
+            self.trackers.spectrum(self.step, values)
 
     def _result(self) -> Result:
         session, last = self.session, self.lines[-1]
@@ -202,7 +262,7 @@ class _Run:
         rates = [line["images_per_second"] for line in self.lines if line["images_per_second"]]
         return Result(
             test_error=last["test_error"],
-            test_error_projected=session.evaluate_projected(self.state)["test_error"] if projects else None,
+            test_error_projected=self._error_projected() if projects else None,
             best_test_error=min(line["test_error"] for line in self.lines),
             test_error_top5=last["test_error_top5"],
             train_error=last["train_error"],
@@ -213,19 +273,14 @@ class _Run:
             hardware=describe_hardware(session.engine.devices),
             jax=jax.__version__,
             commit=current_commit(),
+            data_origin=session.feed.origin,
         )
 
 
-def _find_start(folder: RunFolder, display: Display) -> Checkpoint | None:
-    """Return the newest whole checkpoint, if any, and say what was found."""
-    start, damaged = load_newest(folder.checkpoints)
-    for step, reason in damaged.items():
-        if folder.is_writer:
-            place = set_aside(folder.checkpoints, step)
-            display.say(f"The checkpoint of step {step} {reason}; it is now in {place}.")
-    if start is not None:
-        display.say(f"Continuing the run in {folder.path} from step {start.step}.")
-    return start
+def _known(details: dict[str, Any]) -> dict[str, Any]:
+    """Return the statistics of a projection as unknown before the first one; JSON has no NaN for it."""
+    bounds = {name: details.get(f"{name.partition('/')[0]}/step") for name in details}
+    return {name: None if bounds[name] == 0 else value for name, value in details.items()}
 
 
 def _is_finite(value: Any) -> bool:

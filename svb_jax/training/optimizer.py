@@ -1,7 +1,8 @@
 """The paper's optimizer: Nesterov SGD down a log-spaced staircase, bounded by SVB and BBN."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,7 @@ def learning_rate(hyper: Hyperparameters, count: ArrayLike, span: Span) -> jax.A
 
 
 def make_optimizer(
-    config: TrainConfig, hyper: Hyperparameters, span: Span, axis_name: str | None = None
+    config: TrainConfig, hyper: Hyperparameters, span: Span, **sharing: Any
 ) -> optax.GradientTransformationExtraArgs:
     """Return the run's optimizer.
 
@@ -67,7 +68,7 @@ def make_optimizer(
       config: The run.
       hyper: Its numbers, possibly traced.
       span: Its length.
-      axis_name: The axis of devices that share the projection's work.
+      **sharing: How devices share the projection's work, as :func:`svb_jax.svb` takes it.
 
     Returns:
       A transformation whose update takes ``batch_stats``.
@@ -76,8 +77,11 @@ def make_optimizer(
         optax.add_decayed_weights(config.weight_decay),
         optax.sgd(lambda count: learning_rate(hyper, count, span), config.momentum, nesterov=config.nesterov),
     )
+    if config.evaluate == "before":
+        # The loop projects between the evaluation and the next epoch.
+        return optax.with_extra_args_support(sgd)
     until = None if config.project_after_last_epoch else span.total_steps - 1
-    return bound(sgd, config, hyper, span.every(config.project_every_epochs), until, axis_name)
+    return bound(sgd, config, hyper, span.every(config.project_every_epochs), until, **sharing)
 
 
 def bound(
@@ -86,29 +90,44 @@ def bound(
     hyper: Hyperparameters,
     every: int = 1,
     until: int | None = None,
-    axis_name: str | None = None,
+    **sharing: Any,
 ) -> optax.GradientTransformationExtraArgs:
     """Wrap an optimizer in the bounds that the run uses, SVB before BBN."""
     tx = optax.with_extra_args_support(inner)
     if hyper.svb_epsilon is not None:
         tx = svb_jax.svb(
-            tx, hyper.svb_epsilon, every=every, until=until, method=config.method, axis_name=axis_name
+            tx,
+            hyper.svb_epsilon,
+            every=every,
+            until=until,
+            method=config.method,
+            # Said outright: none of our networks has depthwise convolutions, however narrow they are.
+            dimension_numbers=svb_jax.by_name,
+            **sharing,
         )
     if hyper.bbn_epsilon is not None:
         tx = svb_jax.bbn(tx, hyper.bbn_epsilon, every=every, until=until, kind=config.bbn_kind)
     return tx
 
 
-def project_once(config: TrainConfig, params: optax.Params, batch_stats: optax.Params) -> optax.Params:
-    """Return the parameters after one projection by the run's bounds, with no step taken."""
+def make_projection(config: TrainConfig) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
+    """Return what projects parameters by the run's bounds, with no step taken, and says what it found.
+
+    Args:
+      config: The run.
+
+    Returns:
+      A function of parameters and BatchNorm statistics, which returns new parameters and the projection's
+      statistics.
+    """
     tx = bound(optax.set_to_zero(), config, hyperparameters(config))
 
     @jax.jit
-    def project(params: optax.Params, batch_stats: optax.Params) -> optax.Params:
-        updates, _ = tx.update(params, tx.init(params), params, batch_stats=batch_stats)
-        return optax.apply_updates(params, updates)
+    def project(params: Any, batch_stats: Any) -> tuple[Any, dict[str, jax.Array]]:
+        updates, state = tx.update(params, tx.init(params), params, batch_stats=batch_stats)
+        return optax.apply_updates(params, updates), svb_jax.projection_stats(state)
 
-    return project(params, batch_stats)
+    return project
 
 
 def _scalar(value: float | None) -> jax.Array | None:

@@ -84,13 +84,18 @@ _FORMATS = {
     "train_error": "train {:.2f} %",
     "test_error": "test {:.2f} %",
     "images_per_second": "{:.0f} images/s",
-    "svb/sigma_min": "σ {:.3f}",
-    "svb/sigma_max": "to {:.3f}",
+    "svb/sigma_min": "σ min {:.3f}",
+    "svb/sigma_max": "σ max {:.3f}",
     "svb/share_clipped": "{:.0%} clipped",
 }
 
 
 def _words(numbers: dict[str, Any]) -> str:
-    """Return the numbers that are known; those of a projection are NaN before the first one."""
-    known = {name: float(numbers[name]) for name in _FORMATS if numbers.get(name) is not None}
+    """Return the numbers that are known; those of a projection are not before the first one."""
+    is_projected = bool(numbers.get("svb/step"))
+    known = {
+        name: float(numbers[name])
+        for name in _FORMATS
+        if numbers.get(name) is not None and (is_projected or not name.startswith("svb/"))
+    }
     return "  ".join(_FORMATS[name].format(value) for name, value in known.items() if not math.isnan(value))

@@ -2,24 +2,24 @@
 
 import io
 import json
-import os
 import re
-import tempfile
-import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
 
+from svb_jax.training.cifar_binary import digest
+from svb_jax.training.pixels import load_pixels, save_pixels
+from svb_jax.training.provenance import Provenance, read_provenance
+
 _HOW_TO_GET = {
-    "cifar10": "`python -m experiments data download --name cifar10`, or, without a network, "
-    "`python -m experiments data import --name cifar10 --from cifar-10-binary.tar.gz`",
-    "cifar100": "`python -m experiments data download --name cifar100`, or, without a network, "
-    "`python -m experiments data import --name cifar100 --from cifar-100-binary.tar.gz`",
+    "cifar10": "`svb data download --name cifar10`, or, without a network, "
+    "`svb data import --name cifar10 --from cifar-10-binary.tar.gz`",
+    "cifar100": "`svb data download --name cifar100`, or, without a network, "
+    "`svb data import --name cifar100 --from cifar-100-binary.tar.gz`",
     "imagenet2012": "TFDS, which needs TensorFlow once and the archives of https://image-net.org: "
     "`tfds build imagenet2012 --file_format=array_record`",
 }
@@ -35,6 +35,7 @@ class StoredDataset:
     num_test: int
     test_split: str
     """What TFDS calls the split to test on: ImageNet's own test images have no labels."""
+    provenance: Provenance = field(default_factory=Provenance)
 
     def open(self, split: Literal["train", "test"]) -> Sequence[dict[str, Any]]:
         """Open a split for random access; its images stay the bytes of their JPEG or PNG files."""
@@ -58,6 +59,7 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
     Raises:
       FileNotFoundError: The data set is not there; the message says how to get it.
       ValueError: It is there, in another format than ArrayRecord.
+      OSError: It is damaged.
     """
     if name not in _HOW_TO_GET:
         raise ValueError(f"find_dataset needs one of {', '.join(_HOW_TO_GET)}, got {name!r}.")
@@ -66,10 +68,18 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
     if not versions:
         raise FileNotFoundError(f"There is no {name} in {data_dir.resolve()}. Get it by {_HOW_TO_GET[name]}.")
     folder = versions[max(versions)]
-    file_format = json.loads((folder / "dataset_info.json").read_text()).get("fileFormat", "tfrecord")
-    if file_format != "array_record":
+    try:
+        file_format = json.loads((folder / "dataset_info.json").read_bytes()).get("fileFormat", "tfrecord")
+        dataset = _describe(folder) if file_format == "array_record" else None
+    except ImportError:
+        raise
+    # TFDS meets damage with whatever its parsers raise.
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        raise OSError(f"{folder} is damaged ({reason}). Remove it, and get the data set again.") from error
+    if dataset is None:
         raise ValueError(f"{name} must be stored as array_record, got {file_format} in {folder}.")
-    return _describe(folder)
+    return replace(dataset, provenance=read_provenance(folder))
 
 
 def stored_versions(name: str, data_dir: Path) -> dict[tuple[int, ...], Path]:
@@ -93,17 +103,19 @@ def read_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple
 
     Returns:
       uint8 images (count, 32, 32, 3), and int32 labels (count,).
+
+    Raises:
+      OSError: The records are damaged.
     """
-    cache = dataset.folder / f"decoded_{split}.npz"
-    try:
-        # numpy checks the sums of the zip archive: a damaged file is an error here, not a wrong pixel.
-        with cache.open("rb") as file, np.load(file) as arrays:
-            return arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        images, labels = _decode_split(dataset.open(split))
-    # A read-only or a full disk costs time at the next start, nothing else.
-    with suppress(OSError):
-        _save_whole(cache, images, labels)
+    expected = dataset.provenance.digests.get(split)
+    kept = load_pixels(dataset.folder, split, expected)
+    if kept is not None:
+        return kept
+    images, labels = _decode_split(dataset, split)
+    found = digest(images, labels)
+    if expected not in (None, found):
+        raise OSError(_damaged(dataset, f"the {split} images have SHA-256 {found}, not {expected}"))
+    save_pixels(dataset.folder, split, images, labels)
     return images, labels
 
 
@@ -127,18 +139,22 @@ def _describe(folder: Path) -> StoredDataset:
     )
 
 
-def _decode_split(source: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    images = np.empty((len(source), 32, 32, 3), np.uint8)
-    labels = np.empty(len(source), np.int32)
-    for example in source:
-        # TFDS shuffles as it writes; the ids (train_00017) remember the order of the official files.
-        place = int(example["id"].rpartition(b"_")[2])
-        images[place] = np.asarray(decode_image(example["image"]))
-        labels[place] = example["label"]
+def _decode_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
+    count = dataset.num_test if split == "test" else dataset.num_train
+    images, labels = np.zeros((count, 32, 32, 3), np.uint8), np.full(count, -1, np.int32)
+    try:
+        for example in dataset.open(split):
+            # TFDS shuffles as it writes; the ids (train_00017) remember the order of the official files.
+            place = int(example["id"].rpartition(b"_")[2])
+            images[place] = np.asarray(decode_image(example["image"]))
+            labels[place] = example["label"]
+    # TFDS, ArrayRecord and Pillow meet damage with whatever they like.
+    except Exception as error:
+        raise OSError(_damaged(dataset, str(error).strip().partition("\n")[0][:200])) from error
+    if not ((labels >= 0) & (labels < dataset.num_classes)).all():
+        raise OSError(_damaged(dataset, f"{split} images are missing, or have impossible labels"))
     return images, labels
 
 
-def _save_whole(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    with tempfile.TemporaryDirectory(prefix=".saving-", dir=path.parent) as workshop:
-        np.savez(Path(workshop, path.name), images=images, labels=labels)
-        os.replace(Path(workshop, path.name), path)
+def _damaged(dataset: StoredDataset, reason: str) -> str:
+    return f"{dataset.folder} is damaged ({reason}). Remove it, and get the data set again."

@@ -1,11 +1,11 @@
 """A run's folder: its configuration, its metrics, its result and its spectrum."""
 
-import contextlib
+import io
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from svb_jax.training.checkpoint import saved_steps
-from svb_jax.training.config import TrainConfig, differences, from_json, to_json
+from svb_jax.training.checkpoint import CheckpointError, load_notes, saved_steps
+from svb_jax.training.cifar_binary import Origin
+from svb_jax.training.config import TrainConfig, describe, differences, to_fields
+from svb_jax.training.durable import (
+    RUN_FILES,
+    altered,
+    naming,
+    read_regular,
+    set_aside,
+    write_sums,
+    write_whole,
+)
+from svb_jax.training.npz import load_npz
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,8 @@ class Result:
     hardware: str
     jax: str
     commit: str | None
+    data_origin: Origin | None = None
+    """Whether the data set is the official one, a modified one, or one that could not be verified."""
 
 
 class RunFolder:
@@ -54,89 +67,135 @@ class RunFolder:
         Raises:
           ValueError: It is another one; the message names the fields that differ.
         """
-        saved = self.path / "config.json"
-        # With nothing saved there is nothing to continue, nor to lose.
-        if not saved.exists() or not (saved_steps(self.checkpoints) or self.result()):
-            return
-        different = differences(from_json(saved.read_text()), self.config)
+        saved = self._saved_config()
+        different = differences(saved, to_fields(self.config)) if saved else {}
         if different:
-            fields = ", ".join(f"{name}={old!r}, not {new!r}" for name, (old, new) in different.items())
             raise ValueError(
-                f"train cannot continue the run in {self.path} with another configuration: it has {fields}. "
-                "Ask for what it has, or give another run_dir."
+                f"train cannot continue the run in {self.path} with another configuration: it has "
+                f"{describe(different)}. Ask for what it has, or give another run_dir."
             )
 
     def create(self) -> None:
         """Create the folder and write ``config.json``."""
         if self.is_writer:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._write("config.json", to_json(self.config).encode())
+            self._write("config.json", _to_json(to_fields(self.config)))
 
     def result(self) -> Result | None:
-        """Return the result, if the run is complete."""
-        file = self.path / "result.json"
-        return Result(**json.loads(file.read_text())) if file.exists() else None
+        """Return the result, if the run is complete and none of its files was altered since."""
+        return None if altered(self.path, RUN_FILES) else self._read_result()
+
+    def set_damaged_aside(self, say: Callable[[str], None]) -> None:
+        """Make room for the files of a complete run that something has damaged; they are made anew.
+
+        Args:
+          say: Told of each of them.
+
+        Raises:
+          CheckpointError: There is no checkpoint to make them anew from.
+        """
+        if not (self.path / "result.json").exists() or self.result() is not None:
+            return
+        damaged = altered(self.path, RUN_FILES) or ["result.json"]
+        if not saved_steps(self.checkpoints):
+            raise CheckpointError(
+                f"{', '.join(damaged)} in {self.path} is damaged, and there is no checkpoint to make it anew "
+                "from. Move the folder away to start over."
+            )
+        # With the result goes the claim that the run is complete, until all is made anew.
+        for name in (name for name in RUN_FILES if name in damaged or name == "result.json"):
+            if self.is_writer and (self.path / name).exists():
+                place = set_aside(self.path / name, self.path)
+                reason = "is damaged, and is made anew" if name in damaged else "is made anew with them"
+                say(f"{self.path / name} {reason}; the old one is now {place}.")
 
     def write_result(self, result: Result) -> None:
         """Write ``result.json``: from here on, the run is complete."""
         if self.is_writer:
-            self._write("result.json", (json.dumps(asdict(result), indent=2) + "\n").encode())
+            content = _to_json(asdict(result))
+            others = {name: (self.path / name).read_bytes() for name in RUN_FILES if name != "result.json"}
+            # The sums first: a result without them would be one that nobody can check.
+            write_sums(self.path, {**others, "result.json": content})
+            self._write("result.json", content)
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of ``metrics.jsonl``, up to the first one that a crash cut short."""
-        lines = []
-        file = self.path / "metrics.jsonl"
-        for line in file.read_text().splitlines() if file.exists() else []:
-            try:
-                lines.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return lines
-
-    def add_metrics(self, line: dict[str, Any]) -> None:
+    def add_metrics(self, line: Mapping[str, Any]) -> None:
         """Append a line to ``metrics.jsonl``, and wait until it is on disk."""
         if self.is_writer:
             path = self.path / "metrics.jsonl"
-            with _named(path), path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            with naming(path), path.open("ab") as file:
+                file.write(_to_line(line))
                 file.flush()
                 os.fsync(file.fileno())
 
-    def rewind_metrics(self, step: int) -> None:
-        """Forget the lines after a step: the run will write them again."""
-        if self.is_writer:
-            kept = [line for line in self.metrics() if line["step"] <= step]
-            self._write("metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+    def restore_metrics(self, history: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> None:
+        """Let ``metrics.jsonl`` hold what a checkpoint knows: the run will write the rest again.
 
-    def add_spectrum(self, when: str, values: dict[str, np.ndarray]) -> None:
+        Args:
+          history: The metrics of the epochs up to the checkpoint.
+          say: Told if the file has lost or altered any of them.
+        """
+        if not self.is_writer:
+            return
+        path, content = self.path / "metrics.jsonl", b"".join(map(_to_line, history))
+        if history and not (path.is_file() and path.read_bytes().startswith(content)):
+            say(f"{path} is damaged or gone, and is made anew from the checkpoint.")
+            if path.exists():
+                set_aside(path, self.path)
+        self._write("metrics.jsonl", content)
+
+    def has_spectrum(self, when: str) -> bool:
+        """Return whether ``spectrum.npz`` can be read and holds this moment."""
+        return any(name.startswith(f"{when}/") for name in self._spectrum())
+
+    def add_spectrum(self, when: str, values: Mapping[str, np.ndarray]) -> None:
         """Write each matrix's singular values to ``spectrum.npz``, beside those of other moments."""
         if self.is_writer:
-            file = self.path / "spectrum.npz"
-            others = dict(np.load(file)) if file.exists() else {}
             new = {f"{when}/{path}": np.asarray(array) for path, array in values.items()}
-            partial = file.with_suffix(".partial.npz")
-            with _named(file):
-                np.savez_compressed(partial, **{**others, **new})
-            partial.replace(file)
+            content = io.BytesIO()
+            np.savez_compressed(content, allow_pickle=False, **{**self._spectrum(), **new})
+            self._write("spectrum.npz", content.getvalue())
+
+    def _spectrum(self) -> dict[str, np.ndarray]:
+        try:
+            return load_npz(self.path / "spectrum.npz")
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _saved_config(self) -> Mapping[str, Any]:
+        """Return what the newest checkpoint says, whose notes have a sum; or else config.json."""
+        for step in reversed(saved_steps(self.checkpoints)):
+            try:
+                return load_notes(self.checkpoints / str(step)).config
+            except CheckpointError:
+                continue
+        # Without a checkpoint or a result there is nothing to continue, nor to lose.
+        return _read_object(self.path / "config.json") if self._read_result() else {}
+
+    def _read_result(self) -> Result | None:
+        try:
+            return Result(**_read_object(self.path / "result.json"))
+        except TypeError:
+            return None
 
     def _write(self, name: str, content: bytes) -> None:
-        """Write a file so that a crash leaves the old one or the new one, never half of one."""
-        partial = self.path / f"{name}.partial"
-        with _named(self.path / name), partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.path / name)
+        write_whole(self.path / name, content)
 
 
-@contextlib.contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Name the file in a failure to write it: the system says no more than that some disk is full."""
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds, an empty one if it does not."""
     try:
-        yield
-    except OSError as error:
-        error.filename = str(file)
-        raise
+        value = json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _to_json(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields, indent=2) + "\n").encode()
+
+
+def _to_line(fields: Mapping[str, Any]) -> bytes:
+    return (json.dumps(fields) + "\n").encode()
 
 
 def describe_hardware(devices: Sequence[Any]) -> str:

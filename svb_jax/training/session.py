@@ -1,6 +1,6 @@
 """A run's devices, data and compiled functions: what stays while the state changes."""
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from svb_jax import models
-from svb_jax.models.convolution import convolve
-from svb_jax.models.layers import conv
+from svb_jax.models.convolution import step_conv
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.evaluate import evaluate
 from svb_jax.training.feed import open_feed
-from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer, project_once
+from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer, make_projection
 from svb_jax.training.parallel import AXIS, Engine, fetch
 from svb_jax.training.sampling import steps_per_epoch
 from svb_jax.training.state import TrainState, create_state
-from svb_jax.training.step import Batch, Report, make_eval_step, make_train_step
+from svb_jax.training.step import Batch, Report, make_advance, make_eval_step, make_measure, make_train_step
 
 
 class Session:
@@ -29,15 +28,11 @@ class Session:
 
     def __init__(self, config: TrainConfig):
         self.config = config
-        self.engine = Engine(config.engine, config.devices)
+        self.engine = Engine(config.engine, config.devices, fsdp=config.fsdp)
         self.feed = open_feed(config, self.engine)
         per_epoch = steps_per_epoch(self.feed.num_train, config.batch_size)
         self.span = Span(per_epoch, config.epochs * per_epoch)
         dtype = jnp.dtype(config.dtype)
-        # Steps are mapped over devices, where XLA's CPU compiler leaves a convolution's gradients slow.
-        own = (
-            {"conv": partial(conv, dtype=dtype, convolve=convolve)} if jax.default_backend() == "cpu" else {}
-        )
         self._model = models.make(
             config.model,
             num_classes=self.feed.num_classes,
@@ -45,20 +40,24 @@ class Session:
             depth=config.depth,
             dtype=dtype,
             axis_name=AXIS,
-            **own,
-        )
-        train_step = make_train_step(
-            config,
-            self._model,
-            self.span,
-            augments=self.feed.augments_in_step,
-            mirror=self.feed.mirror,
+            conv=step_conv(dtype),
         )
         hyper = hyperparameters(config)
-        self._tx = make_optimizer(config, hyper, self.span, AXIS)
+        self._tx = make_optimizer(config, hyper, self.span)
+        self._projection = make_projection(config)
         self._hyper = self.engine.replicate(hyper)
-        self._train_step = self.engine.compile(train_step, num_replicated=2)
+        self._train_step = self._compile_train_step()
         self._eval_step = self.engine.compile(make_eval_step(self._model), num_replicated=3)
+
+    def _compile_train_step(self) -> Callable[[TrainState, Any, Batch], tuple[TrainState, Report]]:
+        config, inputs = self.config, {"augments": self.feed.augments_in_step, "mirror": self.feed.mirror}
+        if config.engine != "jit":
+            step = make_train_step(config, self._model, self.span, **inputs)
+            return self.engine.compile(step, num_replicated=2)
+        shardings = self.engine.shardings(jax.eval_shape(self.initial_state))
+        measure = make_measure(config, self._model, **inputs)
+        advance = make_advance(config, self.span, mesh=self.engine.mesh, shardings=shardings.params)
+        return self.engine.compile_halves(measure, advance, shardings)
 
     def initial_state(self) -> TrainState:
         """Return the state before the first step, on one device."""
@@ -82,10 +81,10 @@ class Session:
         """Return the test errors of parameters that are on the devices."""
         return evaluate(self._eval_step, self.engine, params, batch_stats, self.feed.test())
 
-    def evaluate_projected(self, state: TrainState) -> dict[str, float]:
-        """Return the test errors after one more projection by the run's own bounds."""
-        projected = project_once(self.config, fetch(state.params), fetch(state.batch_stats))
-        return self.evaluate(self.engine.replicate(projected), state.batch_stats)
+    def project(self, state: TrainState) -> tuple[TrainState, dict[str, float]]:
+        """Return the state after one more projection by the run's own bounds, and what that found."""
+        params, found = self._projection(fetch(state.params), fetch(state.batch_stats))
+        return state._replace(params=self.engine.place(params)), fetch(found)
 
     def num_parameters(self, state: TrainState) -> int:
         """Return how many numbers the network learns."""

@@ -1,4 +1,4 @@
-"""What one device does in one training step, and in one evaluation step."""
+"""A training step in two halves, gradients and update, and what one device does in an evaluation step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -40,15 +40,26 @@ class Report(NamedTuple):
     """The epoch's loss and errors so far, the learning rate, the statistics of the last projection."""
 
 
-def make_train_step(
-    config: TrainConfig, model: nn.Module, span: Span, *, augments: bool, mirror: bool
-) -> Callable[[TrainState, Hyperparameters, Batch], tuple[TrainState, Report]]:
-    """Return the step of one device among those of the axis.
+class Measured(NamedTuple):
+    """What all devices together found out about a batch; equal on all of them."""
+
+    grads: Any
+    batch_stats: Any
+    totals: Totals
+    num_stopping: jax.Array
+    """How many of the devices' hosts were asked to stop."""
+
+
+Measure = Callable[[TrainState, Hyperparameters, Batch], Measured]
+Advance = Callable[[TrainState, Hyperparameters, Measured], tuple[TrainState, Report]]
+
+
+def make_measure(config: TrainConfig, model: nn.Module, *, augments: bool, mirror: bool) -> Measure:
+    """Return the first half of a step, that of one device among those of the axis: the gradients.
 
     Args:
       config: The run.
       model: Its network, whose BatchNorm averages over the axis.
-      span: Its length.
       augments: Whether the step augments its images; streamed ones come augmented.
       mirror: Whether augmentation may mirror.
 
@@ -84,10 +95,28 @@ def make_train_step(
         grads = lax.pmean(jax.tree.map(lambda leaf: leaf / config.accumulate, grads), AXIS)
         return grads, batch_stats, lax.psum(totals, AXIS)
 
-    def step(state: TrainState, hyper: Hyperparameters, batch: Batch) -> tuple[TrainState, Report]:
+    def measure(state: TrainState, hyper: Hyperparameters, batch: Batch) -> Measured:
         key = jax.random.fold_in(jax.random.key(hyper.seed), state.step)
-        grads, batch_stats, totals = gradients(state, batch, key)
-        tx = make_optimizer(config, hyper, span, AXIS)
+        return Measured(*gradients(state, batch, key), lax.psum(batch.stop, AXIS))
+
+    return measure
+
+
+def make_advance(config: TrainConfig, span: Span, **sharing: Any) -> Advance:
+    """Return the second half of a step: the update by the gradients of all devices.
+
+    Args:
+      config: The run.
+      span: Its length.
+      **sharing: How devices share the projection: ``axis_name``, or ``mesh`` and ``shardings``.
+
+    Returns:
+      A function of the state, the run's numbers and what was measured.
+    """
+
+    def advance(state: TrainState, hyper: Hyperparameters, measured: Measured) -> tuple[TrainState, Report]:
+        grads, batch_stats, totals, num_stopping = measured
+        tx = make_optimizer(config, hyper, span, **sharing)
         updates, opt_state = tx.update(grads, state.opt_state, state.params, batch_stats=batch_stats)
         params = optax.apply_updates(state.params, updates)
         is_new_epoch = state.step % span.steps_per_epoch == 0
@@ -95,8 +124,21 @@ def make_train_step(
         details = {f"train_{name}": mean for name, mean in so_far.means().items()}
         details |= {"learning_rate": learning_rate(hyper, state.step, span)}
         details |= svb_jax.projection_stats(opt_state)
-        pulse = jnp.stack([totals.means()["loss"], lax.psum(batch.stop, AXIS)])
+        pulse = jnp.stack([totals.means()["loss"], num_stopping])
         return TrainState(state.step + 1, params, batch_stats, opt_state, so_far), Report(pulse, details)
+
+    return advance
+
+
+def make_train_step(
+    config: TrainConfig, model: nn.Module, span: Span, *, augments: bool, mirror: bool
+) -> Callable[[TrainState, Hyperparameters, Batch], tuple[TrainState, Report]]:
+    """Return the whole step of one device among those of the axis; arguments as of its two halves."""
+    measure = make_measure(config, model, augments=augments, mirror=mirror)
+    advance = make_advance(config, span, axis_name=AXIS)
+
+    def step(state: TrainState, hyper: Hyperparameters, batch: Batch) -> tuple[TrainState, Report]:
+        return advance(state, hyper, measure(state, hyper, batch))
 
     return step
 

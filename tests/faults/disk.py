@@ -1,41 +1,113 @@
-"""Let the disk run full under a run, and compare its end, once there is room, with that of a run in peace.
+"""Let the disk run full under a run, and compare its end, once there is room, with that of a run in peace."""
 
-python -m tests.faults.disk
-"""
-
+import contextlib
+import os
+import random
 import resource
-import tempfile
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from svb_jax.training.checkpoint import load_checkpoint, saved_steps
-from tests.faults.runs import assert_same_end, finish, finish_in_peace, start, wait_for_step
+from tests.faults.kill import OPTIONS
+from tests.faults.processes import Forked, Spawned
+from tests.faults.runs import assert_same_end, wait_for_step
+from tests.faults.tally import Tally
+
+MOST_SECONDS = 60
+"""From the full disk to the end of the process, also on a busy machine."""
 
 
-def survive_a_full_disk(peace: Path) -> None:
+def survive_full_disks(
+    folder: Path, trials: int, seed: int = 0, show: Callable[[str], None] = print
+) -> Tally:
+    """Run on file systems that are too small by a random amount, and go on when they have grown.
+
+    Args:
+      folder: An empty one to work in; file systems are mounted below it, which needs root.
+      trials: How many.
+      seed: Draws the sizes.
+      show: Told of each trial.
+
+    Returns:
+      What became of them.
+    """
+    draw, tally = random.Random(seed), Tally("a full disk", show)
+    Forked(folder / "peace" / "run", **OPTIONS).finish()
+    for number in range(trials):
+        kilobytes = draw.randint(40, 1200)
+        with _file_system(folder / f"small {number}", kilobytes) as small:
+            tally.add(f"{kilobytes} kB", _fill, small, folder / "peace" / "run")
+    return tally
+
+
+def _fill(small: Path, peace: Path) -> str:
+    run_dir = small / "run"
+    code, output = _logged(run_dir).end()
+    outcome = "survived" if code == 0 else "noticed"
+    if code != 0:
+        assert code == 1, output
+        assert "Traceback" not in output, output
+        assert "No space left on device" in output.splitlines()[-1], output
+        for step in saved_steps(run_dir / "checkpoints"):
+            load_checkpoint(run_dir / "checkpoints" / str(step))
+        _resize(small, 64_000)
+        _logged(run_dir).finish()
+    assert_same_end(run_dir, peace)
+    return outcome
+
+
+def _logged(run_dir: Path) -> Forked:
+    # The log must not be on the disk that is full.
+    return Forked(run_dir, log=run_dir.parents[1] / f"{run_dir.parent.name}.log", **OPTIONS)
+
+
+@contextlib.contextmanager
+def _file_system(place: Path, kilobytes: int) -> Iterator[Path]:
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", place], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def _resize(place: Path, kilobytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", place], check=True)
+
+
+def survive_a_full_disk(folder: Path) -> None:
     """Forbid a run to write, check what it says and keeps, then let it go on.
 
     Args:
-      peace: A run left in peace; the other one is made beside it, and finds its steps compiled.
+      folder: An empty one to work in.
     """
-    full = peace.parent / "full"
-    process = start(full)
+    peace, full = folder / "peace", folder / "full"
+    Spawned(peace).finish()
+    process = Spawned(full)
     wait_for_step(process, full, 3)
-    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
-    # Any longer file now fails half-way, as on a full disk. (A small file system would need a mount.)
-    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, hard))
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 1, output
-    assert "could not be saved" in output, output
+    forbid_long_files(process)
+    begin = time.monotonic()
+    code, output = process.end()
+    assert time.monotonic() - begin < MOST_SECONDS, output
+    assert code == 1, output
+    assert "could not be saved" in output.splitlines()[-1], output
     assert "Traceback" not in output, output
     saved = saved_steps(full / "checkpoints")
     assert f"The newest whole one is of step {saved[-1]}" in output, output
     for step in saved:
         load_checkpoint(full / "checkpoints" / str(step))
-    assert f"from step {saved[-1]}" in finish(start(full))
+    assert f"from step {saved[-1]}" in Spawned(full).finish()
     assert_same_end(full, peace)
 
 
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        survive_a_full_disk(finish_in_peace(Path(place)))
-    print("The run said so, kept its checkpoints, and went on when there was room.")
+def forbid_long_files(process: Spawned) -> None:
+    """Let every file of a run fail half-way, as on a full disk; a small file system would need root."""
+    _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1000, hard))
+
+
+def can_mount() -> bool:
+    """Return whether this process may mount file systems."""
+    return os.geteuid() == 0

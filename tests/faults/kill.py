@@ -1,66 +1,55 @@
-"""Kill a run at random moments, and compare its end with that of a run left in peace.
+"""Kill a run at random moments, and compare its end with that of a run left in peace."""
 
-python -m tests.faults.kill --kills 10
-"""
-
-import argparse
 import random
-import subprocess
-import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from svb_jax.training.checkpoint import saved_steps
-from tests.faults.runs import assert_same_end, finish, finish_in_peace, start, wait_for_step
+from svb_jax.training.checkpoint import load_checkpoint, saved_steps
+from tests.faults.processes import Forked
+from tests.faults.runs import QUICK_OPTIONS, assert_same_end, wait_until
+from tests.faults.tally import Tally
 
-MARGIN = 8
-"""Steps that a run may take before a kill that was due reaches it."""
+OPTIONS = {**QUICK_OPTIONS, "svb_epsilon": 0.5, "epochs": 10, "checkpoint_every_epochs": 0.5}
 
 
-def survive_kills(peace: Path, kills: int, seed: int = 0, **options: object) -> None:
-    """Kill a run so many times, let it finish, and check that its end is that of a run left in peace.
+def survive_kills(folder: Path, kills: int, seed: int = 0, show: Callable[[str], None] = print) -> Tally:
+    """Kill runs so many times, at random moments, and restart them.
 
     Args:
-      peace: The run left in peace; the other one is made beside it, and finds its steps compiled.
-      kills: How many times, each followed by a restart.
+      folder: An empty one to work in.
+      kills: How many in all; a run that comes near its end is finished and compared, and the next begun.
       seed: Draws the moments.
-      **options: Of the run left in peace.
+      show: Told of each kill.
+
+    Returns:
+      What became of them; a run that ends otherwise than in peace counts for its last kill.
     """
-    killed = peace.parent / "killed"
-    draw = random.Random(seed)
-    last = max(saved_steps(peace / "checkpoints"))
+    draw, tally = random.Random(seed), Tally("kill -9", show)
+    Forked(folder / "peace", **OPTIONS).finish()
+    last, run = max(saved_steps(folder / "peace" / "checkpoints")), folder / "killed 0"
     for number in range(kills):
-        process = start(killed, **options)
-        # Its own part of the run for each kill, so that they reach from the beginning to the end.
-        _wait_for_a_moment(process, killed, draw, last * number // kills, last * (number + 1) // kills)
-        if process.poll() is not None:
-            raise RuntimeError(f"The run ended before kill {number + 1}:\n{finish(process)}")
-        process.kill()
-        process.communicate()
-        newest = max(saved_steps(killed / "checkpoints"), default=None)
-        print(f"kill {number + 1}: the newest checkpoint is of step {newest} of {last}", flush=True)
-    output = finish(start(killed, **options))
-    assert "Continuing the run" in output
-    assert_same_end(killed, peace)
+        step = max(saved_steps(run / "checkpoints"), default=0)
+        # Now and then while it starts or restores; mostly some steps later, in or between two saves.
+        later = min(step + draw.randint(0, 8), last - 4) if draw.random() < 0.8 else 0
+        is_last = step >= last - 4 or number == kills - 1
+        seconds = draw.uniform(0, 1.5 if later == 0 else 0.2)
+        what = f"{seconds:.2f} s after {f'step {later}' if later else 'its start'} of {last}"
+        tally.add(what, _kill, run, later, seconds, is_last)
+        run = folder / f"killed {number + 1}" if is_last else run
+    return tally
 
 
-def _wait_for_a_moment(
-    process: subprocess.Popen[str], run_dir: Path, draw: random.Random, first: int, last: int
-) -> None:
-    """Wait for a moment between two steps of the run, or now and then for one of start and restore."""
-    if first > 0 and draw.random() < 0.25:
-        time.sleep(draw.uniform(1, 6))
-        return
-    wait_for_step(process, run_dir, draw.randint(first + 1, max(first + 1, last - MARGIN)))
-    time.sleep(draw.uniform(0, 0.2))
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        length = {"epochs": 6 + 4 * chosen.kills}
-        survive_kills(finish_in_peace(Path(place), **length), chosen.kills, chosen.seed, **length)
-    print(f"After {chosen.kills} kills every bit is that of the run left in peace.")
+def _kill(run_dir: Path, step: int, seconds: float, is_last: bool) -> str:
+    """Kill a run a while after a step, and let it come to its end after its last kill."""
+    process = Forked(run_dir, **OPTIONS)
+    wait_until(lambda: max(saved_steps(run_dir / "checkpoints"), default=0) >= step, timeout=300)
+    time.sleep(seconds)
+    process.kill()
+    # Whatever the moment was, every checkpoint is whole.
+    for saved in saved_steps(run_dir / "checkpoints"):
+        load_checkpoint(run_dir / "checkpoints" / str(saved))
+    if is_last:
+        Forked(run_dir, **OPTIONS).finish()
+        assert_same_end(run_dir, run_dir.parent / "peace")
+    return "survived"

@@ -1,16 +1,29 @@
-"""Small training runs as processes, to be stopped, continued and compared."""
+"""Small training runs: their options, and what must be true of them while they run and after."""
 
 import re
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
+from svb_jax.training import TrainConfig
 from svb_jax.training.checkpoint import load_newest, saved_steps
+
+# No BatchNorm, no bounds, no convolution: a step that compiles in no time.
+QUICK_OPTIONS = {
+    "model": "deep_linear",
+    "depth": 2,
+    "epochs": 4,
+    "learning_rate": 1e-5,
+    "final_learning_rate": 1e-6,
+    "learning_rate_stages": 2,
+    "svb_epsilon": None,
+    "bbn_epsilon": None,
+}
+QUICK = TrainConfig(**QUICK_OPTIONS, dataset="synthetic", image_size=8, first=64, batch_size=16, devices=1)
 
 # A projection and four checkpoints an epoch: kills fall into every phase of a run.
 OPTIONS = {
@@ -29,30 +42,23 @@ OPTIONS = {
 }
 
 
-def start(run_dir: Path, **options: object) -> subprocess.Popen[str]:
-    """Start a run, or continue it."""
+def to_words(run_dir: Path, options: Mapping[str, object]) -> list[str]:
+    """Return the command line's words for a run with these options, the others as above."""
     chosen = OPTIONS | {name.replace("_", "-"): value for name, value in options.items()}
-    words = [word for name, value in chosen.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "experiments", "train", "--run-dir", str(run_dir), *words]
-    root = Path(__file__).parents[2]
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return ["--run-dir", str(run_dir)] + [
+        word for name, value in chosen.items() for word in (f"--{name}", str(value))
+    ]
 
 
-def finish_in_peace(folder: Path, **options: object) -> Path:
-    """Run to the end what nothing happens to, and return its folder."""
-    finish(start(folder / "peace", **options))
-    return folder / "peace"
+class Process(Protocol):
+    """A run under way."""
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it runs."""
+        ...
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 300) -> str:
-    """Wait for a run to end well, and return what it said."""
-    output, _ = process.communicate(timeout=timeout)
-    if process.returncode != 0:
-        raise RuntimeError(f"The run ended with {process.returncode}:\n{output}")
-    return output
-
-
-def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout: float = 300) -> None:
+def wait_for_step(process: Process, run_dir: Path, step: int, timeout: float = 300) -> None:
     """Wait until a checkpoint of this step, or of a later one, is complete."""
 
     def is_saved() -> bool:
@@ -60,7 +66,7 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, time
 
     wait_until(lambda: is_saved() or process.poll() is not None, timeout)
     if not is_saved():
-        raise RuntimeError(f"The run ended before step {step}:\n{finish(process)}")
+        raise RuntimeError(f"The run ended with {process.poll()} before step {step}.")
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> None:
@@ -81,10 +87,11 @@ def assert_same_end(run_dir: Path, reference: Path) -> None:
     for name, array in arrays[0].items():
         np.testing.assert_array_equal(array, arrays[1][name], err_msg=name)
         assert array.dtype == arrays[1][name].dtype
-    assert _timeless(run_dir / "metrics.jsonl") == _timeless(reference / "metrics.jsonl")
+    assert timeless(run_dir / "metrics.jsonl") == timeless(reference / "metrics.jsonl")
 
 
-def _timeless(metrics: Path) -> str:
+def timeless(metrics: Path) -> str:
+    """Return a run's metrics without the times in them."""
     return re.sub(r'"(seconds|images_per_second)": [^,}]+', "", metrics.read_text())
 
 

@@ -1,0 +1,152 @@
+"""What every bound does alike: count steps, and on due ones land the update on a bounded point."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.core import Tracer
+from jax.typing import ArrayLike
+
+from svb_jax._src.checks import check_count
+from svb_jax._src.paths import as_mask, key_names
+
+ScalarOrSchedule = ArrayLike | optax.Schedule
+# A named tuple of ``count``, ``step`` and ``stats``.
+State = Any
+# From the stepped values and the number of steps before this one to the bounded values, and what was seen.
+Bound = Callable[[list[jax.Array], jax.Array], tuple[list[jax.Array], Any]]
+
+_LAST_STEP = jnp.iinfo(jnp.int32).max
+
+
+@dataclass(frozen=True)
+class Timing:
+    """On which steps a bound acts, counted from 1."""
+
+    every: ArrayLike
+    until: ArrayLike | None
+
+    def check(self, caller: str) -> None:
+        """Raise where a number that is known is no sensible one."""
+        check_count(caller, "every", self.every)
+        if self.until is not None:
+            check_count(caller, "until", self.until)
+
+    def next_step(self, count: jax.Array) -> jax.Array:
+        """Return the step after ``count``; at the end of its range the count goes back by ``every``.
+
+        So what is due stays due, however long a run is.
+        """
+        return jnp.where(count == _LAST_STEP, count - self._limited(self.every), count) + 1
+
+    def is_due(self, step: jax.Array) -> jax.Array:
+        """Return whether to act at this step."""
+        due = lax.rem(step, self._limited(self.every)) == 0
+        return due if self.until is None else due & (step <= self._limited(self.until))
+
+    def _limited(self, number: Any) -> jax.Array:
+        # inject_hyperparams hands numbers over as arrays of a type of its own.
+        if not isinstance(number, Tracer):
+            number = min(int(number), _LAST_STEP)
+        return jnp.maximum(jnp.asarray(number).astype(jnp.int32), 1)
+
+
+class Targets:
+    """The leaves that a bound moves: parameters, and their updates in a tree that may lack some of them.
+
+    They are matched by path. Equinox's frozen leaves have no update: they are not moved, so not bounded
+    either.
+
+    Args:
+      caller: the function to name in messages.
+      updates: the step that would be taken.
+      params: the parameters before the step.
+    """
+
+    def __init__(self, caller: str, updates: optax.Updates, params: optax.Params | None) -> None:
+        if params is None:
+            raise ValueError(f"{caller} needs the parameters: call tx.update(grads, state, params).")
+        paths, self.treedef = jax.tree_util.tree_flatten_with_path(updates)
+        self.updates = [update for _, update in paths]
+        self._places = {key_names(path): place for place, (path, _) in enumerate(paths)}
+        self._params = jax.tree_util.tree_flatten_with_path(params)[0]
+
+    def place(self, index: int) -> int | None:
+        """Return where the update of the ``index``-th parameter stands, or None if it has none."""
+        return self._places.get(key_names(self._params[index][0]))
+
+    def param(self, index: int) -> jax.Array:
+        """Return the ``index``-th parameter."""
+        return self._params[index][1]
+
+
+def land_updates(
+    targets: Targets,
+    indices: Sequence[int],
+    state: State,
+    timing: Timing,
+    bound: Bound,
+    keep_dtype: bool,
+) -> tuple[optax.Updates, State]:
+    """Return the updates, on due steps with those at ``indices`` landing where ``bound`` says.
+
+    One conditional holds all the work. Other steps pay for the counter, and for updates that are kept apart
+    from their use: without a conditional in between, a compiler adds them in the kernel that makes them.
+
+    Args:
+      targets: parameters and updates.
+      indices: which of the flattened parameters are bounded; each has an update.
+      state: a named tuple of ``count``, ``step`` and ``stats``.
+      timing: when.
+      bound: what lands where.
+      keep_dtype: whether updates of half-precision leaves stay so, or become float32.
+    """
+    old = [jnp.asarray(targets.param(index)) for index in indices]
+    places = [place for index in indices if (place := targets.place(index)) is not None]
+    updates = [targets.updates[place] for place in places]
+    if not keep_dtype:
+        updates = [
+            u.astype(jnp.promote_types(u.dtype, exact_dtype(p))) for u, p in zip(updates, old, strict=True)
+        ]
+    step = timing.next_step(state.count)
+
+    def land(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
+        before = [p.astype(exact_dtype(p)) for p in old]
+        stepped = [p + u.astype(p.dtype) for p, u in zip(before, updates, strict=True)]
+        bounded, stats = bound(stepped, state.count)
+        # What the bound left alone keeps its update: infinite weights have no difference to land on.
+        landed = [
+            jnp.where(b == s, u, (b - p).astype(u.dtype))
+            for b, s, u, p in zip(bounded, stepped, updates, before, strict=True)
+        ]
+        # Copied, because a state in which two leaves are one buffer cannot be donated.
+        return landed, state._replace(count=step, step=jnp.copy(step), stats=stats)
+
+    def leave(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
+        del old
+        return updates, state._replace(count=step)
+
+    due = timing.is_due(step)
+    if isinstance(due, Tracer):
+        landed, state = lax.cond(due, land, leave, old, updates)
+    else:
+        # Outside a jit the step is known, and a conditional would be compiled anew on every call.
+        landed, state = (land if due else leave)(old, updates)
+    for place, update in zip(places, landed, strict=True):
+        targets.updates[place] = update
+    return jax.tree.unflatten(targets.treedef, targets.updates), state
+
+
+def exact_dtype(array: jax.Array) -> jnp.dtype:
+    """Return the type to bound an array in: half types go through float32."""
+    return jnp.promote_types(array.dtype, jnp.float32)
+
+
+def masked(init_fn: Any, update_fn: Any, where: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation, kept to the leaves that ``where`` selects."""
+    tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return tx if where is None else optax.masked(tx, as_mask(where))

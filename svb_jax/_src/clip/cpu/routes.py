@@ -1,0 +1,123 @@
+"""The routes of one matrix: on CPU a branch that is not taken costs nothing."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from svb_jax._src.clip.gram import (
+    ONE_PASS_CONDITION,
+    GramSpectrum,
+    clip_once,
+    decompose,
+    decompose_gram,
+)
+from svb_jax._src.clip.matrix_functions import gram_matrix
+from svb_jax._src.clip.svd import clip_by_svd
+from svb_jax._src.stats import Clipped
+
+# From a tall matrix (m, n), the ends of its band, whether to clip it, and how many of its columns are
+# padding.
+RouteOfOne = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], Clipped]
+
+
+def svd(
+    matrix: jax.Array, lower: jax.Array, upper: jax.Array, is_active: jax.Array, padding: jax.Array
+) -> Clipped:
+    """Clip a matrix by its singular value decomposition."""
+    is_active &= _is_finite(matrix)
+    return lax.cond(is_active, lambda matrix: clip_by_svd(matrix, lower, upper, padding), _skip, matrix)
+
+
+def gram(
+    matrix: jax.Array, lower: jax.Array, upper: jax.Array, is_active: jax.Array, padding: jax.Array
+) -> Clipped:
+    """Clip a matrix by its Gram matrix, whatever its condition."""
+    is_active &= _is_finite(matrix)
+    spectrum = decompose(jnp.where(is_active, matrix, 0))
+
+    def twice(matrix: jax.Array) -> jax.Array:
+        clipped = clip_once(matrix, spectrum, lower, upper)
+        return clip_once(clipped, decompose(clipped), lower, upper)
+
+    seen = _seen(spectrum, lower, upper, padding)
+    is_far = ~spectrum.is_conditioned(ONE_PASS_CONDITION, padding) & ~spectrum.is_inside(
+        lower, upper, padding
+    )
+    ways = [
+        *_ways(spectrum, seen, lower, upper, padding),
+        (is_far, lambda m: seen._replace(matrices=twice(m))),
+    ]
+    return _switch(ways, is_active, matrix)
+
+
+def auto(
+    matrix: jax.Array, lower: jax.Array, upper: jax.Array, is_active: jax.Array, padding: jax.Array
+) -> Clipped:
+    """Clip a matrix by its Gram matrix if its condition allows, else by its own decomposition."""
+    # Not scaled first, which would take two more passes over the matrix: the exact route does, if need be.
+    product = gram_matrix(matrix)
+    limits, largest = jnp.finfo(product.dtype), jnp.max(product)
+    is_in_range = is_active & (largest > limits.tiny / limits.eps**2) & (largest < limits.max * limits.eps)
+    spectrum = decompose_gram(jnp.where(is_in_range, product, 0), np.ones((), product.dtype))
+    # A Gram matrix in range has seen every entry; only one that is not leaves the question open.
+    is_active &= lax.cond(is_in_range, lambda matrix: jnp.ones_like(matrix[0, 0], bool), _is_finite, matrix)
+    seen = _seen(spectrum, lower, upper, padding)
+    is_far = ~(is_in_range & spectrum.is_conditioned(ONE_PASS_CONDITION, padding))
+    exactly = (is_far, lambda matrix: clip_by_svd(matrix, lower, upper, padding))
+    return _switch([*_ways(spectrum, seen, lower, upper, padding), exactly], is_active, matrix)
+
+
+ROUTES: dict[str, RouteOfOne] = {"auto": auto, "svd": svd, "gram": gram}
+
+Way = tuple[jax.Array, Callable[[jax.Array], Clipped]]
+
+
+def _seen(spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array, padding: jax.Array) -> Clipped:
+    """Return what a spectrum says of a matrix, which is yet to be put in its place."""
+    no = jnp.zeros_like(spectrum.eigenvalues[-1], bool)
+    return Clipped(
+        matrices=no,
+        smallest=spectrum.smallest(padding),
+        largest=spectrum.values[-1],
+        num_clipped=spectrum.num_outside(lower, upper, padding),
+        is_exact=no,
+        is_missed=spectrum.is_vanished[padding] & (lower > 0),
+        is_skipped=no,
+    )
+
+
+def _ways(
+    spectrum: GramSpectrum, seen: Clipped, lower: jax.Array, upper: jax.Array, padding: jax.Array
+) -> list[Way]:
+    """Return the ways of a matrix that its Gram matrix is good for: to clip it, or to leave it as it is."""
+
+    def once(matrix: jax.Array) -> Clipped:
+        return seen._replace(matrices=clip_once(matrix, spectrum, lower, upper))
+
+    def keep(matrix: jax.Array) -> Clipped:
+        return seen._replace(matrices=matrix)
+
+    return [(jnp.array(True), once), (spectrum.is_inside(lower, upper, padding), keep)]
+
+
+def _switch(ways: list[Way], is_active: jax.Array, matrix: jax.Array) -> Clipped:
+    """Go the last way whose condition holds, or none if the matrix is not active."""
+    conditions, branches = zip(*ways, (~is_active, _skip), strict=True)
+    branch = jnp.int32(0)
+    for index, condition in enumerate(conditions):
+        branch = jnp.where(condition, index, branch)
+    return lax.switch(branch, branches, matrix)
+
+
+def _is_finite(matrix: jax.Array) -> jax.Array:
+    return jnp.all(jnp.isfinite(matrix))
+
+
+def _skip(matrix: jax.Array) -> Clipped:
+    # Made like an entry, because shard_map tells what differs from device to device from what does not.
+    zero = jnp.zeros_like(matrix[0, 0])
+    no = jnp.zeros_like(zero, bool)
+    return Clipped(matrix, zero, zero, zero.astype(jnp.int32), no, no, is_skipped=~no)

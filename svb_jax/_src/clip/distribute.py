@@ -1,0 +1,219 @@
+"""Who clips what: each matrix has one owner among the devices of an axis or a mesh."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.experimental.shard_alike import shard_alike
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from svb_jax._src.clip import Method
+from svb_jax._src.clip.exchange import Layout, Names, Stack, clip_stacks
+from svb_jax._src.stats import Clipped
+
+# Leaves are read as matrices one level above.
+if TYPE_CHECKING:
+    from svb_jax._src.leaves import MatrixLeaf
+
+AxisName = str | tuple[str, ...]
+
+
+class Band(NamedTuple):
+    """The band of a leaf's matrices, and whether there is one: all are scalars."""
+
+    lower: jax.Array
+    upper: jax.Array
+    is_active: jax.Array
+
+
+def clip_over_axis(
+    leaves: Sequence["MatrixLeaf"],
+    values: Sequence[jax.Array],
+    bands: Sequence[Band],
+    method: Method,
+    axis_name: AxisName,
+) -> tuple[list[jax.Array], list[Clipped]]:
+    """Clip leaves that are the same on all devices of an axis, each matrix on one of them.
+
+    Args:
+      leaves: how each is read as matrices.
+      values: the leaves.
+      bands: one a leaf.
+      method: the route.
+      axis_name: the axis of the ``pmap`` or ``shard_map`` that this runs in.
+    """
+    axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    nowhere = [((),) * len(leaf.shape) for leaf in leaves]
+    clipped, seen = _clip_shards(leaves, values, bands, nowhere, method, axes)
+    return clipped, [Clipped(value, *figures) for value, figures in zip(clipped, seen, strict=True)]
+
+
+def clip_over_mesh(
+    leaves: Sequence["MatrixLeaf"],
+    values: Sequence[jax.Array],
+    bands: Sequence[Band],
+    method: Method,
+    mesh: Mesh,
+    shardings: Sequence[NamedSharding | None],
+) -> tuple[list[jax.Array], list[Clipped]]:
+    """Clip leaves under ``jit``, each matrix on one device of a mesh; they come back as they lay.
+
+    Args:
+      leaves: how each is read as matrices.
+      values: the leaves.
+      bands: one a leaf.
+      method: the route.
+      mesh: the devices.
+      shardings: how each leaf lies on them; None where that is not known, which costs a gather.
+    """
+    known = [_sharding(*each, mesh) for each in zip(values, shardings, strict=True)]
+    specs = tuple(_spec(*each) for each in zip(leaves, known, strict=True))
+    values = [_lay(*each, mesh) for each in zip(values, specs, strict=True)]
+    # Of arrays, not numbers: each epsilon is an argument of the program, so that calls share it.
+    clipped, seen = _mapped(tuple(leaves), method, mesh, specs)(values, list(bands))
+    clipped = [_lay_back(*each, mesh) for each in zip(clipped, values, known, strict=True)]
+    return clipped, [Clipped(value, *figures) for value, figures in zip(clipped, seen, strict=True)]
+
+
+@functools.lru_cache(maxsize=256)
+def _mapped(
+    leaves: tuple["MatrixLeaf", ...], method: Method, mesh: Mesh, specs: tuple[PartitionSpec, ...]
+) -> Any:
+    """Return the function that runs on every device of the mesh, compiled once for calls that are alike."""
+    names = [_names(leaf, spec) for leaf, spec in zip(leaves, specs, strict=True)]
+
+    def clip(values: list[jax.Array], bands: list[Band]) -> tuple[list[jax.Array], list[list[jax.Array]]]:
+        return _clip_shards(leaves, values, bands, names, method, tuple(mesh.axis_names))
+
+    own, everywhere = list(specs), PartitionSpec()
+    # Not checked: a round waits for the last, and the check would take it to vary as that one does.
+    mapped = jax.shard_map(
+        clip, mesh=mesh, in_specs=(own, everywhere), out_specs=(own, everywhere), check_vma=False
+    )
+    return jax.jit(mapped)
+
+
+def _clip_shards(
+    leaves: Sequence["MatrixLeaf"],
+    values: Sequence[jax.Array],
+    bands: Sequence[Band],
+    names: Sequence[tuple[Names, ...]],
+    method: Method,
+    axes: Names,
+) -> tuple[list[jax.Array], list[list[jax.Array]]]:
+    """Clip the leaves of which this device holds these shards, split over the named axes."""
+    stacks = [_to_stack(*each) for each in zip(leaves, values, bands, names, strict=True)]
+    results = clip_stacks(stacks, axes, method)
+    clipped = [
+        _from_stack(leaf, value, result.shards)
+        for leaf, value, result in zip(leaves, values, results, strict=True)
+    ]
+    return clipped, [result.seen for result in results]
+
+
+def _to_stack(leaf: "MatrixLeaf", value: jax.Array, band: Band, names: tuple[Names, ...]) -> Stack:
+    """Return a device's part of a leaf, its axes in the order batch, rows, columns."""
+    apart = _split(leaf, value)
+    rank, num_batch = apart.ndim, apart.ndim - len(leaf.reduction) - _num_output_axes(leaf)
+    along = _split_axes(leaf, names)
+    batch_names = tuple(name for each in along[:num_batch] for name in each)
+    layout = Layout(apart.shape[num_batch:rank], along[num_batch:], len(leaf.reduction), apart.dtype)
+    shards = apart.reshape(math.prod(apart.shape[:num_batch]), *layout.sizes)
+    return Stack(shards, layout, batch_names, *band)
+
+
+def _from_stack(leaf: "MatrixLeaf", value: jax.Array, shards: jax.Array) -> jax.Array:
+    like = jax.eval_shape(functools.partial(_split, leaf), value)
+    return _join(leaf, shards.reshape(like.shape), value.shape)
+
+
+def _sharding(value: jax.Array, given: NamedSharding | None, mesh: Mesh) -> NamedSharding | None:
+    """Return how a value lies on the mesh, if its type, the array itself or the caller says it."""
+    typed = jax.typeof(value).sharding
+    candidates = [
+        given,
+        typed if any(typed.spec) else None,
+        None if isinstance(value, Tracer) else value.sharding,
+    ]
+    for sharding in candidates:
+        if isinstance(sharding, NamedSharding) and dict(sharding.mesh.shape) == dict(mesh.shape):
+            return sharding
+    return None
+
+
+def _spec(leaf: "MatrixLeaf", sharding: NamedSharding | None) -> PartitionSpec:
+    """Return how a leaf lies when its matrices are exchanged.
+
+    The outputs of grouped kernels are whole: their groups are matrices, and a shard may hold parts of them.
+    """
+    if sharding is None:
+        return PartitionSpec()
+    entries = [*sharding.spec, *[None] * (len(leaf.shape) - len(sharding.spec))]
+    whole = leaf.output if leaf.groups > 1 else ()
+    return PartitionSpec(*(None if axis in whole else entry for axis, entry in enumerate(entries)))
+
+
+def _names(leaf: "MatrixLeaf", spec: PartitionSpec) -> tuple[Names, ...]:
+    entries = [*spec, *[None] * (len(leaf.shape) - len(spec))]
+    return tuple(
+        () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry) for entry in entries
+    )
+
+
+def _is_explicit(mesh: Mesh) -> bool:
+    return AxisType.Explicit in mesh.axis_types
+
+
+def _lay(value: jax.Array, spec: PartitionSpec, mesh: Mesh) -> jax.Array:
+    # With explicit axes a shard_map takes nothing that lies otherwise; with automatic ones it sees to it.
+    if not _is_explicit(mesh) or not isinstance(value, Tracer):
+        return value
+    return jax.sharding.reshard(value, NamedSharding(mesh, spec))
+
+
+def _lay_back(clipped: jax.Array, value: jax.Array, known: NamedSharding | None, mesh: Mesh) -> jax.Array:
+    """Return clipped values laid out as they were."""
+    if not isinstance(value, Tracer):
+        return jax.device_put(clipped, value.sharding) if known is not None else clipped
+    if _is_explicit(mesh):
+        return jax.sharding.reshard(clipped, known) if known is not None else clipped
+    if known is not None:
+        return jax.lax.with_sharding_constraint(clipped, known)
+    return shard_alike(clipped, value)[0]
+
+
+def _num_output_axes(leaf: "MatrixLeaf") -> int:
+    """Return how many axes of :func:`_split` make up the columns."""
+    return 1 if leaf.groups > 1 else len(leaf.output)
+
+
+def _split(leaf: "MatrixLeaf", value: jax.Array) -> jax.Array:
+    """Return a leaf, or a device's part of it, with its axes in the order batch, groups, rows, columns.
+
+    None are merged but the outputs of grouped kernels: sharded axes can be moved, but not always merged.
+    """
+    apart = value.transpose(leaf.order)
+    if leaf.groups == 1:
+        return apart
+    start = len(leaf.batch)
+    sizes = apart.shape[: start + len(leaf.reduction)]
+    return jnp.moveaxis(apart.reshape(*sizes, leaf.groups, -1), -2, start)
+
+
+def _join(leaf: "MatrixLeaf", apart: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Return the leaf of this shape that :func:`_split` would read as these."""
+    if leaf.groups > 1:
+        apart = jnp.moveaxis(apart, len(leaf.batch), -2)
+    return apart.reshape([shape[a] for a in leaf.order]).transpose(leaf.inverse_order)
+
+
+def _split_axes(leaf: "MatrixLeaf", items: tuple[tuple[str, ...], ...]) -> tuple[tuple[str, ...], ...]:
+    """Return what belongs to each of the leaf's axes in the order of :func:`_split`'s."""
+    batch, reduction, output = (
+        tuple(items[a] for a in axes) for axes in (leaf.batch, leaf.reduction, leaf.output)
+    )
+    return (*batch, (), *reduction, ()) if leaf.groups > 1 else batch + reduction + output

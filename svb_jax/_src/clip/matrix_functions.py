@@ -1,0 +1,221 @@
+r"""What every route computes with, up to orthogonal factors and inverse roots by products alone.
+
+These two are limits of cubics applied to the singular values. Among the odd cubics, the one that maps an
+interval [l, u] nearest to 1 is known in closed form (Grishina et al. 2025, arXiv:2506.10935):
+
+.. math::
+  p(x) = \beta \left(\tfrac32 \alpha x - \tfrac12 \alpha^3 x^3\right), \quad
+  \alpha^2 = \frac{3}{u^2 + lu + l^2}, \quad \beta = \frac{4}{2 + lu(l + u)\alpha^3},
+
+and maps it onto [2 − β, β]. So all intervals, and the number of steps, follow from the first interval alone.
+A value below l keeps its sign and grows with every step, up to 2.5 times in proportion to the largest.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+# A step takes the largest values to the new interval's lower end. Further down than this share of the upper
+# end they would drown in rounding errors, so longer intervals get the polynomial of this one.
+SHORTEST_SHARE = 0.1
+
+
+def matmul(a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.HIGHEST) -> jax.Array:
+    """Multiply two batches of matrices.
+
+    At the default precision of accelerators (bfloat16, TF32) a product misses narrow bands altogether.
+    """
+    return jnp.matmul(a, b, precision=precision)
+
+
+def transpose(matrices: jax.Array) -> jax.Array:
+    """Return every matrix of a batch transposed."""
+    return jnp.swapaxes(matrices, -2, -1)
+
+
+def is_tall(matrices: jax.Array) -> bool:
+    """Return whether the matrices have at least as many rows as columns."""
+    return matrices.shape[-2] >= matrices.shape[-1]
+
+
+def eye_like(matrices: jax.Array) -> jax.Array:
+    """Return the identity, or what is nearest to it, for each matrix of a batch."""
+    return jnp.broadcast_to(jnp.eye(*matrices.shape[-2:], dtype=matrices.dtype), matrices.shape)
+
+
+def gram_matrix(matrices: jax.Array) -> jax.Array:
+    """Return the product of each matrix with itself over its long side."""
+    transposed = transpose(matrices)
+    return matmul(transposed, matrices) if is_tall(matrices) else matmul(matrices, transposed)
+
+
+def power_of_two(matrices: jax.Array) -> jax.Array:
+    """Return for each matrix the power of two just below its largest entry, or 1 for a zero matrix.
+
+    Divided by it, exactly, even matrices at the ends of their type's range have a finite Gram matrix.
+    """
+    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), initial=0)
+    _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
+    # Its reciprocal must be a normal number too: XLA multiplies by it instead of dividing.
+    limit = -jnp.finfo(matrices.dtype).minexp
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent - 1, -limit, limit))
+
+
+def unscaled(values: jax.Array, scale: ArrayLike) -> jax.Array:
+    """Return ``values * scale``, or the type's largest number where that is out of its range."""
+    limit = jnp.finfo(values.dtype).max / 2
+    return jnp.minimum(values, limit / jnp.maximum(scale, 1)) * scale
+
+
+def symmetric(matrices: jax.Array) -> jax.Array:
+    """Return the symmetric parts of a batch of square matrices."""
+    return (matrices + transpose(matrices)) / 2
+
+
+def times(matrices: jax.Array, factors: jax.Array) -> jax.Array:
+    """Multiply each matrix of a batch by a number of its own."""
+    return matrices * factors[:, None, None]
+
+
+def frobenius_norm(matrices: jax.Array) -> jax.Array:
+    """Return the Frobenius norm of each matrix of a batch."""
+    return jnp.sqrt(jnp.sum(matrices * matrices, axis=(1, 2)))
+
+
+def leading_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return vectors close to the leading eigenvectors, and a bound of the leading eigenvalues.
+
+    The Frobenius norm of x⁸ bounds the eighth power of the leading eigenvalue, and is at most √m times as
+    large. As no more than a few digits are needed, low precision will do.
+    """
+    norm = frobenius_norm(x)
+    norm = jnp.where(norm > 0, norm, 1)
+
+    def square(_: jax.Array, power: jax.Array) -> jax.Array:
+        return matmul(power, power, lax.Precision.DEFAULT)
+
+    power = lax.fori_loop(0, 3, square, times(x, 1 / norm))
+    bound = frobenius_norm(power)
+    # The column of the largest diagonal entry has its fair part of the leading eigenvector at least.
+    diagonal = jnp.diagonal(power, axis1=1, axis2=2)
+    is_largest = jnp.where(
+        jnp.argmax(diagonal, axis=1)[:, None] == jnp.arange(x.shape[-1])[None], diagonal, 0
+    )
+    bound = jnp.where(bound > 0, bound, 1)
+
+    def multiply(_: jax.Array, vectors: jax.Array) -> jax.Array:
+        product = jnp.einsum("bij,bj->bi", power, vectors, precision=lax.Precision.DEFAULT)
+        return product / bound[:, None]
+
+    vectors = lax.fori_loop(0, 4, multiply, is_largest)
+    return vectors, norm * bound ** (1 / 8)
+
+
+def rayleigh_quotient(x: jax.Array, vectors: jax.Array) -> jax.Array:
+    """Return an eigenvalue's estimate for each symmetric matrix, from its vector; not below 0."""
+    norm = jnp.sum(vectors * vectors, axis=1)
+    # Summed over rows, which is the faster axis on TPU.
+    product = jnp.sum(x * vectors[:, :, None], axis=1)
+    value = jnp.sum(vectors * product, axis=1)
+    return jnp.maximum(value, 0) / jnp.where(norm > 0, norm, 1)
+
+
+def nearest_to_one(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Return a and b of the cubic a x + b x³ for intervals, and the intervals it maps them into.
+
+    What is at 1 stays as it is, so that no matrix depends on how many steps the others of its batch take.
+    """
+    end = jnp.maximum(low, SHORTEST_SHARE * high)
+    alpha = jnp.sqrt(3 / (high * high + end * high + end * end))
+    beta = 4 / (2 + end * high * (end + high) * alpha**3)
+    is_done = is_at_one(low)
+    a, b = jnp.where(is_done, 1, 1.5 * alpha * beta), jnp.where(is_done, 0, -0.5 * alpha**3 * beta)
+    # Not 2 - beta, which would cancel where the interval is long.
+    return a, b, low * (a + b * low * low), jnp.where(is_done, high, beta)
+
+
+def is_at_one(low: jax.Array) -> jax.Array:
+    """Return for each matrix whether all its values are 1 to rounding errors, from the smallest of them."""
+    return low >= 1 - 8 * jnp.finfo(low.dtype).eps
+
+
+def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return U Vᵀ of square matrices U Σ Vᵀ: of symmetric ones, their matrix sign.
+
+    Each step takes two products, X ← X (a I + b XᵀX). Their number follows from ``least`` alone.
+
+    Args:
+      matrices: a batch of matrices, of singular values up to 1.
+      least: for each, the smallest singular value to be taken to 1. Smaller ones end between 0 and 1.
+
+    Returns:
+      The factors, and their Gram matrices before the last step.
+    """
+
+    def is_running(state: tuple[jax.Array, ...]) -> jax.Array:
+        return ~jnp.all(is_at_one(state[2]))
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, _, low, high = state
+        a, b, low, high = nearest_to_one(low, high)
+        gram = matmul(transpose(x), x)
+        return times(x, a) + matmul(x, times(gram, b)), gram, low, high
+
+    # Times ones that vary over the devices as the matrices do, as shard_map requires.
+    ones = jnp.ones_like(least)
+    state = matrices, times(eye_like(matrices), ones), least, ones
+    with jax.named_scope("orthogonal_factor"):
+        x, gram, _, _ = lax.while_loop(is_running, step, state)
+    return x, gram
+
+
+class InverseRoot(NamedTuple):
+    """An approximation of K^(-1/2), and the interval that the roots of K's eigenvalues are in after it.
+
+    Attributes:
+      root: (b, m, m), R.
+      residual: (b,), ‖K − I‖ before the last step. Where small, R's error is about its square.
+      low: (b,), the interval's lower end.
+      high: (b,), the interval's upper end.
+    """
+
+    root: jax.Array
+    residual: jax.Array
+    low: jax.Array
+    high: jax.Array
+
+
+def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: jax.Array) -> InverseRoot:
+    """Return the inverse roots of Gram matrices, or something on the way to them.
+
+    With p = a I + b K each step is K ← p K p and R ← R p, three products. The first takes none.
+
+    Args:
+      gram: a batch of Gram matrices K.
+      low: (b,), the lower end of an interval that the roots of their eigenvalues are in.
+      high: (b,), its upper end.
+      max_steps: how many steps to take at most; fewer if they are enough for those intervals.
+    """
+    eye = eye_like(gram)
+
+    def polynomial(k: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        a, b, low, high = nearest_to_one(low, high)
+        return times(eye, a) + times(k, b), low, high
+
+    def is_running(state: tuple[jax.Array, ...]) -> jax.Array:
+        return (state[0] < max_steps) & ~jnp.all(is_at_one(state[4]))
+
+    def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        num_steps, k, p, root, low, high = state
+        k = matmul(p, matmul(k, p))
+        p, low, high = polynomial(k, low, high)
+        return num_steps + 1, k, p, matmul(root, p), low, high
+
+    p, low, high = polynomial(gram, low, high)
+    state = jnp.ones_like(max_steps), gram, p, p, low, high
+    with jax.named_scope("inverse_root"):
+        _, k, _, root, low, high = lax.while_loop(is_running, step, state)
+    return InverseRoot(symmetric(root), frobenius_norm(k - eye), low, high)

@@ -1,0 +1,53 @@
+"""The reference: a thin SVD, its values clipped, multiplied back. Exact for every matrix."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike
+
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, transpose, unscaled
+from svb_jax._src.stats import Clipped
+
+LARGEST_CONDITION_TO_CHANGE = 100.0
+
+
+def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike = 0) -> Clipped:
+    """Clip the singular values of finite matrices.
+
+    Args:
+      matrices: (..., m, n).
+      lower: (...), the band's lower end.
+      upper: (...), the band's upper end.
+      padding: how many zero columns or rows of the short side do not count in the statistics.
+    """
+    scale = power_of_two(matrices)
+    u, s, vt = jnp.linalg.svd(matrices / scale[..., None, None], full_matrices=False)
+    values = unscaled(s, scale[..., None])
+    clipped = jnp.clip(values, lower[..., None], upper[..., None])
+    num_values = values.shape[-1] - padding
+    smallest = lax.dynamic_index_in_dim(values, num_values - 1, axis=-1, keepdims=False)
+    # A change W + U(clip(S) - S)Vᵀ leaves values inside the band as they were, but takes over the rounding
+    # errors of W and of its smallest directions: neither may be large beside the band.
+    is_change = (values[..., 0] <= 1.25 * upper) & (values[..., 0] <= LARGEST_CONDITION_TO_CHANGE * smallest)
+    is_change = is_change[..., None]
+    correction = clipped - jnp.where(is_change, values, 0)
+    # The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show.
+    inner = matmul(_to_orthonormal(u) * correction[..., None, :], _to_orthonormal(transpose(vt)))
+    change = matmul(u, matmul(inner, vt)) if is_tall(matrices) else matmul(matmul(u, inner), vt)
+    is_own = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1) < num_values
+    is_outside = ((values < lower[..., None]) | (values > upper[..., None])) & is_own
+    return Clipped(
+        matrices=jnp.where(is_change[..., None], matrices, 0) + change,
+        smallest=smallest,
+        largest=values[..., 0],
+        num_clipped=jnp.sum(is_outside, axis=-1, dtype=jnp.int32),
+        is_exact=jnp.ones_like(scale, bool),
+        is_missed=jnp.zeros_like(scale, bool),
+        is_skipped=jnp.zeros_like(scale, bool),
+    )
+
+
+def _to_orthonormal(columns: jax.Array) -> jax.Array:
+    """Return the factor that makes nearly orthonormal columns orthonormal to rounding (Newton-Schulz)."""
+    gram = matmul(transpose(columns), columns)
+    return 1.5 * eye_like(gram) - 0.5 * gram

@@ -1,0 +1,237 @@
+"""From the leaves of a tree to batches of matrices in their bands, and back."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
+
+from svb_jax._src.clip import Method, clip_batches
+from svb_jax._src.clip.batch import Batch
+from svb_jax._src.clip.distribute import AxisName, Band, clip_over_axis, clip_over_mesh
+from svb_jax._src.dimension_numbers import (
+    DimensionNumbers,
+    MatrixAxes,
+    by_name,
+    check_input_channels,
+    positive_axes,
+    read_axes,
+)
+from svb_jax._src.paths import NamedLeaf, is_hidden, named_leaves
+from svb_jax._src.stats import Clipped, ProjectionStats
+
+# The band's centre: a number, or a function of a matrix's (outputs, inputs).
+Centre = float | Callable[[int, int], float]
+
+Array = TypeVar("Array", jax.Array, np.ndarray)
+
+
+@dataclass(frozen=True)
+class MatrixLeaf:
+    """One leaf that holds matrices: where it stands in the flattened tree, and how it is read."""
+
+    index: int
+    path: str
+    shape: tuple[int, ...]
+    dtype: Any
+    batch: tuple[int, ...]
+    reduction: tuple[int, ...]
+    output: tuple[int, ...]
+    groups: int
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Return one matrix's (reduction, output) size."""
+        return self._size(self.reduction), self._size(self.output) // self.groups
+
+    @property
+    def count(self) -> int:
+        """Return how many matrices the leaf holds."""
+        return self._size(self.batch) * self.groups
+
+    @property
+    def compute_dtype(self) -> DTypeLike:
+        """Return the type to decompose in: half types go through float32."""
+        return jnp.promote_types(self.dtype, jnp.float32)
+
+    def to_matrices(self, leaf: Array) -> Array:
+        """Return the leaf, of JAX or of NumPy, as a batch (count, reduction, output)."""
+        rows, columns = self.matrix_shape
+        # In this order a Flax kernel without groups is only reshaped, never copied.
+        merged = leaf.transpose(self.order).reshape(-1, rows, self.groups, columns)
+        return merged.swapaxes(1, 2).reshape(self.count, rows, columns)
+
+    def from_matrices(self, matrices: jax.Array) -> jax.Array:
+        """Return the leaf that ``to_matrices`` would read as these."""
+        rows, columns = self.matrix_shape
+        merged = jnp.moveaxis(matrices.reshape(-1, self.groups, rows, columns), 1, 2)
+        split = merged.reshape([self.shape[a] for a in self.order])
+        return jnp.transpose(split, self.inverse_order)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Return the leaf's axes as batch, reduction, output."""
+        return self.batch + self.reduction + self.output
+
+    @property
+    def inverse_order(self) -> tuple[int, ...]:
+        """Return what takes axes in :attr:`order` back to their places."""
+        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
+
+    def _size(self, axes: tuple[int, ...]) -> int:
+        return math.prod(self.shape[a] for a in axes)
+
+
+def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> list[MatrixLeaf]:
+    """Return every leaf that holds matrices, or raise where there is none."""
+    leaves = named_leaves(params)
+    if dimension_numbers is None:
+        check_input_channels(leaves)
+    chosen = read_axes(params, by_name if dimension_numbers is None else dimension_numbers)
+    found = [
+        _read_leaf(index, leaf, axes)
+        for index, leaf in enumerate(leaves)
+        # Nothing can be out of bounds in a leaf without entries.
+        if (axes := chosen.get(leaf.names)) is not None and 0 not in leaf.shape
+    ]
+    # A node of its own without any leaf is how optax.tree.map_params asks for a state's structure.
+    is_placeholder = not isinstance(params, Collection | None) and not named_leaves(params, is_leaf=is_hidden)
+    if not found and not is_placeholder:
+        seen = ", ".join(f"{leaf.label} {leaf.shape}" for leaf in leaves) or "nothing"
+        raise ValueError(
+            "svb_jax found no weight matrix: it takes leaves called kernel, w or weight unless "
+            f"dimension_numbers= says otherwise (svb_jax.every_matrix takes all), and it saw {seen}."
+        )
+    return found
+
+
+def project_leaves(
+    leaves: Sequence[MatrixLeaf],
+    values: Sequence[jax.Array],
+    epsilons: Sequence[ArrayLike],
+    *,
+    centre: Centre,
+    method: Method,
+    axis_name: AxisName | None,
+    mesh: Mesh | None,
+    shardings: Any = None,
+) -> tuple[list[jax.Array], list[Clipped]]:
+    """Return the leaves' values with every matrix in its band, and what was seen of each leaf.
+
+    Args:
+      leaves: how each is read as matrices.
+      values: in float32 or better.
+      epsilons: one a leaf; its band is ``centre * [1 / (1 + epsilon), 1 + epsilon]``.
+      centre: of all bands.
+      method: the route.
+      axis_name: share the work over this axis.
+      mesh: share the work over this mesh.
+      shardings: a tree of them like the parameters', if it is known how these lie on the mesh.
+    """
+    bands = [_band(*each, centre) for each in zip(leaves, values, epsilons, strict=True)]
+    if axis_name is not None:
+        return clip_over_axis(leaves, values, bands, method, axis_name)
+    if mesh is not None or shardings is not None:
+        by_path = {leaf.label: leaf.value for leaf in named_leaves(shardings)}
+        known = [by_path.get(leaf.path) for leaf in leaves]
+        of_all = next(iter(by_path.values())).mesh if mesh is None else mesh
+        return clip_over_mesh(leaves, values, bands, method, of_all, known)
+    batches = [_to_batch(*each) for each in zip(leaves, values, bands, strict=True)]
+    clipped = clip_batches(batches, method)
+    projected = [
+        shard_like(leaf.from_matrices(each.matrices), value)
+        for leaf, value, each in zip(leaves, values, clipped, strict=True)
+    ]
+    return projected, clipped
+
+
+def _band(leaf: MatrixLeaf, value: jax.Array, epsilon: ArrayLike, centre: Centre) -> Band:
+    inputs, outputs = leaf.matrix_shape
+    middle = centre(outputs, inputs) if callable(centre) else centre
+    # A schedule may return anything: below zero there is no band, and what is not finite is none either.
+    epsilon = jnp.asarray(epsilon, value.dtype)
+    is_band = jnp.isfinite(epsilon)
+    factor = 1 + jnp.where(is_band, jnp.maximum(epsilon, 0), 0)
+    lower, upper = (jnp.asarray(end, value.dtype) for end in (middle / factor, middle * factor))
+    return Band(lower, upper, is_band)
+
+
+def _to_batch(leaf: MatrixLeaf, value: jax.Array, band: Band) -> Batch:
+    """Return a leaf's matrices (b, reduction, output) with their band."""
+    matrices = leaf.to_matrices(replicate(value))
+    return Batch(matrices, *(jnp.broadcast_to(each, (leaf.count,)) for each in band))
+
+
+def summarise(
+    batches: Sequence[Clipped], matrix_shapes: Sequence[Sequence[int]] | None = None
+) -> ProjectionStats:
+    """Return what was seen of the matrices of one layer, or of all layers.
+
+    Args:
+      batches: what was seen of each layer.
+      matrix_shapes: of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
+    """
+    shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
+    num_values = np.concatenate(
+        [np.full(len(batch.smallest), min(shape)) for batch, shape in zip(batches, shapes, strict=True)]
+    )
+    smallest, largest, num_clipped, is_exact, is_missed, is_skipped = (
+        jnp.concatenate(figures) for figures in list(zip(*batches, strict=True))[1:]
+    )
+    is_seen = ~is_skipped
+
+    def count(numbers: ArrayLike) -> jax.Array:
+        return jnp.sum(jnp.where(is_seen, jnp.asarray(numbers, jnp.int32), 0), dtype=jnp.int32)
+
+    # A finite stand-in for "nothing seen": an infinity would trip jax_debug_infs.
+    limit = jnp.finfo(jnp.float32).max
+    smallest = jnp.min(jnp.where(is_seen, smallest.astype(jnp.float32), limit), initial=limit)
+    return ProjectionStats(
+        sigma_min=jnp.where(jnp.any(is_seen), smallest, 0),
+        sigma_max=jnp.max(jnp.where(is_seen, largest.astype(jnp.float32), 0), initial=0),
+        num_values=count(num_values),
+        num_clipped=count(num_clipped),
+        num_exact=count(is_exact),
+        num_missed=count(is_missed),
+        num_skipped=jnp.sum(is_skipped.astype(jnp.int32), dtype=jnp.int32),
+    )
+
+
+def replicate(array: jax.Array) -> jax.Array:
+    """Return an array whole on every device, where its type says how it lies (explicit sharding).
+
+    Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
+    """
+    sharding = jax.typeof(array).sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.sharding.reshard(array, whole) if any(sharding.spec) else array
+
+
+def shard_like(array: jax.Array, like: jax.Array) -> jax.Array:
+    """Return an array laid out over the devices as the type of ``like`` says."""
+    sharding = jax.typeof(like).sharding
+    return jax.sharding.reshard(array, sharding) if any(sharding.spec) else array
+
+
+def _read_leaf(index: int, named: NamedLeaf, axes: MatrixAxes) -> MatrixLeaf:
+    label, leaf, rank = named.label, named.value, named.rank
+    reduction, output = (positive_axes(label, each, rank) for each in (axes.reduction, axes.output))
+    if len({*reduction, *output}) != len(reduction) + len(output) or not reduction or not output:
+        raise ValueError(
+            f"{label!r} of shape {leaf.shape} cannot be read with {axes}: axes repeat or are missing."
+        )
+    if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype.itemsize < 2:
+        raise ValueError(
+            f"{label!r} must be real floating point, of 16 bits or more, to bound its singular values, "
+            f"got {leaf.dtype}."
+        )
+    batch = tuple(a for a in range(rank) if a not in reduction + output)
+    outputs = math.prod(leaf.shape[a] for a in output)
+    if axes.groups < 1 or outputs % axes.groups:
+        raise ValueError(f"{label!r} has {outputs} outputs, which {axes.groups} groups do not divide.")
+    return MatrixLeaf(index, label, leaf.shape, leaf.dtype, batch, reduction, output, axes.groups)

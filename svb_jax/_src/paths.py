@@ -1,0 +1,232 @@
+"""Leaves by path: how a path is written, and how patterns choose leaves in any library's tree."""
+
+import difflib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+import optax
+from jax.tree_util import DictKey, GetAttrKey, SequenceKey
+
+Value = TypeVar("Value")
+KeyPath = tuple[Any, ...]
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf with the names that lead to it.
+
+    Attributes:
+      names: one for each key on the way, as the user wrote it. No two leaves of a tree share them.
+      path: the names joined by "/", which patterns are compared with.
+      label: the path as it is shown: spelt out in full where two leaves would read alike.
+      value: the leaf itself.
+      owner: the object whose attribute the leaf is (an Equinox module), or None in a dict or an NNX variable.
+    """
+
+    names: tuple[str, ...]
+    path: str
+    label: str
+    value: Any
+    owner: Any = None
+
+    @property
+    def name(self) -> str:
+        """Return the last name."""
+        return self.names[-1] if self.names else ""
+
+    @property
+    def module(self) -> str:
+        """Return the name of the module that the leaf belongs to."""
+        # Haiku's names contain "/".
+        return "/".join(self.names[:-1]).rpartition("/")[-1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the leaf's shape: () for what is no array."""
+        return getattr(self.value, "shape", ())
+
+    @property
+    def rank(self) -> int:
+        """Return the number of axes: 0 for what is no array."""
+        return len(self.shape)
+
+
+def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[NamedLeaf]:
+    """Return the leaves in the tree's order. Paths that would read alike are spelt out."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    names = [key_names(key_path) for key_path, _ in flat]
+    joined = ["/".join(each) for each in names]
+    repeated = {path for path, count in Counter(joined).items() if count > 1}
+    return [
+        NamedLeaf(
+            names=each,
+            path=path,
+            label=jax.tree_util.keystr(key_path) if path in repeated else path,
+            value=value,
+            owner=_owner(tree, key_path),
+        )
+        for each, path, (key_path, value) in zip(names, joined, flat, strict=True)
+    ]
+
+
+def map_leaves(function: Callable[[NamedLeaf], Any], tree: Any) -> Any:
+    """Return the tree with each leaf replaced by what the function makes of it."""
+    return jax.tree.unflatten(jax.tree.structure(tree), [function(leaf) for leaf in named_leaves(tree)])
+
+
+def is_hidden(node: Any) -> bool:
+    """Return whether optax.masked or optax.partition put this in a leaf's place."""
+    return isinstance(node, optax.MaskedNode)
+
+
+def key_names(key_path: KeyPath) -> tuple[str, ...]:
+    """Return the names on a path, without the attribute in which NNX's variables keep their array."""
+    return tuple(map(_key_name, key_path[:-1] if _is_wrapped(key_path) else key_path))
+
+
+def _is_wrapped(key_path: KeyPath) -> bool:
+    return bool(key_path) and key_path[-1] == GetAttrKey("value")
+
+
+def _owner(tree: Any, key_path: KeyPath) -> Any:
+    if not key_path or not isinstance(key_path[-1], GetAttrKey) or _is_wrapped(key_path):
+        return None
+    node: Any = tree
+    for key in key_path[:-1]:
+        match key:
+            case GetAttrKey(name=name):
+                node = getattr(node, name, None)
+            case DictKey(key=index) | SequenceKey(idx=index):
+                node = node[index]
+            case _:
+                return None
+    return node
+
+
+def _key_name(key: Any) -> str:
+    match key:
+        case DictKey(key=name) | GetAttrKey(name=name) | SequenceKey(idx=name):
+            return str(name)
+    return str(getattr(key, "key", key))
+
+
+def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Choose leaves by the pattern of their path: a mask for ``where=`` and for ``optax.masked``.
+
+    A leaf's path reads ``encoder/block_0/attention/query/kernel``, alike in Linen's dicts, NNX's states,
+    Haiku's parameters and Equinox's modules.
+
+    - A pattern without "/" is compared with each name on the path: ``attention``, ``Conv_*``, ``kernel``.
+    - A pattern with "/" is compared with the path from its start: ``encoder/block_0``, ``*/query/kernel``.
+    - Either chooses what it names and everything below.
+    - ``*`` stands for any characters, "/" among them; a leading ``*/`` also for none, so that
+      ``*/attention/*`` finds attention at the top of the tree too. ``?`` stands for one character, and
+      ``[01]`` for one of these.
+
+    Args:
+      *patterns: a leaf is chosen if one of them matches. None means all leaves.
+      exclude: patterns of leaves that are not chosen after all.
+
+    Returns:
+      A function from the parameters to a tree of booleans. It raises if a pattern matches no leaf.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> stem, head = {"kernel": jnp.ones((3, 4))}, {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
+      >>> params = {"stem": stem, "head": head}
+      >>> svb_jax.paths("head")(params)
+      {'head': {'bias': True, 'kernel': True}, 'stem': {'kernel': False}}
+      >>> svb_jax.paths("*/kernel", exclude="stem")(params)
+      {'head': {'bias': False, 'kernel': True}, 'stem': {'kernel': False}}
+    """
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
+
+    def mask(params: Any) -> Any:
+        check_patterns("paths", [*patterns, *excluded], params)
+        return map_leaves(
+            lambda leaf: (
+                (not patterns or matches_any(patterns, leaf.path)) and not matches_any(excluded, leaf.path)
+            ),
+            params,
+        )
+
+    return mask
+
+
+def matches_any(patterns: Iterable[str], path: str) -> bool:
+    """Return whether one of the patterns matches a path, by the rules of :func:`paths`."""
+    return any(_matches(pattern, path) for pattern in patterns)
+
+
+def _matches(pattern: str, path: str) -> bool:
+    if "/" not in pattern:
+        return any(fnmatchcase(name, pattern) for name in path.split("/"))
+    # A path that begins with "/" lets a leading "*/" match nothing.
+    rooted, pattern = f"/{path}", pattern.rstrip("/")
+    pattern = pattern if pattern.startswith(("*", "/")) else f"/{pattern}"
+    return fnmatchcase(rooted, pattern) or fnmatchcase(rooted, f"{pattern}/*")
+
+
+def value_by_path(caller: str, values: Mapping[str, Value], path: str) -> Value:
+    """Return the value of the first pattern that matches a path, or raise.
+
+    Args:
+      caller: the function to name in the message, and its argument.
+      values: from patterns, by the rules of :func:`paths`, to values.
+      path: the leaf's.
+    """
+    for pattern, value in values.items():
+        if _matches(pattern, path):
+            return value
+    raise ValueError(
+        f"{caller} needs a pattern for every matrix, but none of {', '.join(map(repr, values))} matches "
+        f"{path!r}. Add '*' as the last pattern to cover the rest."
+    )
+
+
+def check_patterns(caller: str, patterns: Iterable[str], params: Any) -> None:
+    """Raise where a pattern matches no leaf, unless optax.masked or optax.partition may have hidden it."""
+    leaves = named_leaves(params, is_leaf=is_hidden)
+    # A tree without anything in it is how optax.tree_map_params asks for a state's structure.
+    if not leaves or any(is_hidden(leaf.value) for leaf in leaves):
+        return
+    known = [leaf.path for leaf in leaves]
+    for pattern in patterns:
+        if not any(_matches(pattern, path) for path in known):
+            raise ValueError(f"{caller} found no leaf that {pattern!r} matches; {nearest(pattern, known)}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the few that are most like ``name``, for a message."""
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0)
+    return f"the nearest: {', '.join(map(repr, found))}" if found else "there is none at all"
+
+
+def as_mask(where: Any) -> Any:
+    """Return ``where`` as ``optax.masked`` takes it: a function of the parameters, or a tree of booleans.
+
+    Args:
+      where: one of these, or a pattern or several for :func:`paths`.
+    """
+    if isinstance(where, str):
+        return paths(where)
+    # A tree may be callable too: an Equinox module with booleans for leaves.
+    if where is None or (callable(where) and jax.tree_util.all_leaves([where])):
+        return where
+    leaves = jax.tree.leaves(where)
+    if isinstance(where, list | tuple) and leaves and all(isinstance(leaf, str) for leaf in leaves):
+        return paths(*leaves)
+    if not all(_is_boolean(leaf) for leaf in leaves):
+        wrong = next(leaf for leaf in leaves if not _is_boolean(leaf))
+        raise ValueError(
+            "svb_jax needs where= to be a pattern of paths or a list of them, a tree of booleans, or a "
+            f"function from the parameters to such a tree, got {type(where).__name__} with {wrong!r} in it."
+        )
+    return where
+
+
+def _is_boolean(leaf: Any) -> bool:
+    return isinstance(leaf, bool) or (np.ndim(leaf) == 0 and getattr(leaf, "dtype", None) == np.bool_)

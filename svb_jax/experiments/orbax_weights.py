@@ -1,0 +1,53 @@
+"""Reads the arrays of an Orbax checkpoint, whoever saved it and on whatever devices."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from svb_jax.training.checkpoint import load_checkpoint, load_newest, saved_steps
+
+ITEMS = ("default", "params", "state", "model")
+"""What checkpoints of several items call the one with the weights; ``default`` if it has no name."""
+
+
+def read_folder(path: Path) -> Any:
+    """Return the tree of arrays of a checkpoint; of the newest one, if the folder holds several."""
+    if (path / "checkpoints").is_dir():
+        path = path / "checkpoints"
+    if saved_steps(path):
+        return _read_steps(path)
+    return _read_step(path)
+
+
+def _read_steps(path: Path) -> Any:
+    steps = saved_steps(path)
+    if not _is_ours(path / str(steps[-1])):
+        return _read_step(path / str(steps[-1]))
+    newest, _ = load_newest(path)
+    return {} if newest is None else newest.arrays
+
+
+def _read_step(path: Path) -> Any:
+    if _is_ours(path):
+        return load_checkpoint(path).arrays
+    items = [path, *(path / name for name in ITEMS)]
+    for item in items:
+        if (item / "_METADATA").is_file():
+            return _restore(item.absolute())
+    raise FileNotFoundError("it holds neither an Orbax checkpoint nor a run")
+
+
+def _is_ours(path: Path) -> bool:
+    """Return whether ``svb train`` saved this checkpoint, with the sums by which it is checked."""
+    return (path / "meta" / "metadata").is_file() and (path / "state").is_dir()
+
+
+def _restore(path: Path) -> Any:
+    with ocp.PyTreeCheckpointer() as reader:
+        tree = reader.metadata(path).item_metadata.tree
+        # As NumPy arrays: the devices that they were saved on may not be here.
+        plain = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree)
+        return reader.restore(path, restore_args=plain)

@@ -1,0 +1,185 @@
+"""What is kept of a finished run: one small JSON, with its curve and the histograms of its spectrum."""
+
+import dataclasses
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from svb_jax.training.durable import RUN_FILES, altered, read_regular
+from svb_jax.training.npz import load_npz
+
+# In a checkout that is where the committed records are.
+RESULTS = Path("experiments/results")
+BIN_WIDTH = 0.02
+
+Histogram = Mapping[str, int]
+"""From a bin's number to its count; bin 50 holds the singular values from 1.00 up to 1.02."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Record:
+    """A finished run: which one, how it was set up, what came out."""
+
+    experiment: str
+    row: str
+    scale: str
+    seed: int
+    config: Mapping[str, Any]
+    result: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, Any]]
+    """One entry an epoch."""
+    spectra: Mapping[str, Mapping[str, Histogram]]
+    """``initial`` and ``final``, each from a matrix's path to its histogram, in the order of the layers."""
+
+    def curve(self, key: str) -> tuple[list[float], list[float]]:
+        """Epochs and values of a metric, where it was measured."""
+        points = [(entry["epoch"], entry[key]) for entry in self.metrics if entry.get(key) is not None]
+        return [epoch for epoch, _ in points], [value for _, value in points]
+
+
+Runs = Mapping[str, Sequence[Record]]
+"""The runs of one experiment at one scale, by row, in the order of the experiment."""
+
+
+class DamagedRunError(ValueError):
+    """A finished run whose files are no longer what it wrote."""
+
+
+def is_complete(run_dir: Path) -> bool:
+    """Whether a run folder holds a run that has come to its end."""
+    return (run_dir / "result.json").is_file()
+
+
+def read_run(run_dir: Path) -> Record:
+    """Read a finished run's folder, ``<experiment>/<row>/<scale>/seed<N>``.
+
+    Raises:
+      FileNotFoundError: There is no finished run.
+      DamagedRunError: One of its files was altered, or makes no sense.
+    """
+    if not is_complete(run_dir):
+        raise FileNotFoundError(
+            f"read_run needs the folder of a finished run, with result.json; got {run_dir}."
+        )
+    experiment, row, scale, seed = run_dir.parts[-4:]
+    # Those that have no sums, from other programs, must at least make sense.
+    damaged = altered(run_dir, RUN_FILES)
+    if damaged:
+        raise DamagedRunError(f"{', '.join(damaged)} in {run_dir} is damaged.")
+    try:
+        result = json.loads(read_regular(run_dir / "result.json"))
+        lines = read_regular(run_dir / "metrics.jsonl").splitlines()
+        return Record(
+            experiment=experiment,
+            row=row,
+            scale=scale,
+            seed=int(seed.removeprefix("seed")),
+            config=dict(json.loads(read_regular(run_dir / "config.json"))),
+            result={**result, "seconds": float(result["seconds"])},
+            metrics=_rounded(_one_an_epoch(map(json.loads, lines))),
+            spectra=_histograms(run_dir / "spectrum.npz"),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedRunError(
+            f"The run in {run_dir} is damaged ({type(error).__name__}: {error})."
+        ) from error
+
+
+def path_of(experiment: str, row: str, scale: str, seed: int, results: Path = RESULTS) -> Path:
+    """Where a run's record is kept."""
+    return results / experiment / row / scale / f"seed{seed}.json"
+
+
+def save(record: Record, results: Path = RESULTS) -> Path:
+    """Write a record, whole or not at all, and return where."""
+    path = path_of(record.experiment, record.row, record.scale, record.seed, results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".partial")
+    fields = {key: json.dumps(value) for key, value in dataclasses.asdict(record).items()}
+    # A line a field and a line an epoch: what changes can be read in a diff.
+    fields["metrics"] = "[\n  " + ",\n  ".join(map(json.dumps, record.metrics)) + "\n ]"
+    unfinished.write_text("{\n" + ",\n".join(f' "{key}": {value}' for key, value in fields.items()) + "\n}\n")
+    os.replace(unfinished, path)
+    return path
+
+
+def load(path: Path) -> Record:
+    """Read a record that :func:`save` wrote."""
+    try:
+        return Record(**json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"load needs the record of a run, got {path}: {error}") from error
+
+
+def collect(results: Path = RESULTS, runs: Path = Path("runs")) -> list[Record]:
+    """Every finished run: the records, and the folders of runs that are not among them."""
+    records = {_identity(record): record for record in map(load, sorted(results.glob("*/*/*/seed*.json")))}
+    for run_dir in sorted(runs.glob("*/*/*/seed*")):
+        if is_complete(run_dir):
+            try:
+                record = read_run(run_dir)
+            except DamagedRunError as error:
+                # The others can still be reported; running this one again mends it.
+                print(f"Left out: {error} Run it again to make it anew.", file=sys.stderr)
+                continue
+            records.setdefault(_identity(record), record)
+    return list(records.values())
+
+
+def merge(histograms: Iterator[Histogram]) -> Histogram:
+    """Add histograms up.
+
+    Example:
+      >>> merge(iter([{"50": 3}, {"49": 1, "50": 2}]))
+      {'49': 1, '50': 5}
+    """
+    total = Counter()
+    for histogram in histograms:
+        total.update(histogram)
+    return {key: total[key] for key in sorted(total, key=int)}
+
+
+def histogram(values: np.ndarray) -> Histogram:
+    """Count singular values in bins of 0.02.
+
+    Example:
+      >>> histogram(np.array([0.999, 1.0, 1.01, 3.3]))
+      {'49': 1, '50': 2, '165': 1}
+    """
+    # A value that float32 leaves just under a bin's edge, such as the ones of an orthogonal matrix, is on it.
+    bins = np.floor(np.ravel(values) / BIN_WIDTH + 1e-3).astype(int)
+    return {
+        str(number): int(count) for number, count in zip(*np.unique(bins, return_counts=True), strict=True)
+    }
+
+
+def _identity(record: Record) -> tuple[str, str, str, int]:
+    return record.experiment, record.row, record.scale, record.seed
+
+
+def _one_an_epoch(entries: Iterator[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The last entry of each epoch: a resumed run may have written one twice."""
+    return list({entry["epoch"]: entry for entry in entries}.values())
+
+
+def _rounded(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def short(value: Any) -> Any:
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return [{key: short(value) for key, value in entry.items()} for entry in entries]
+
+
+def _histograms(spectrum: Path) -> dict[str, dict[str, Histogram]]:
+    arrays = load_npz(spectrum)
+    moments = {"initial": {}, "final": {}}
+    # The classifier is the last layer whatever its name.
+    for key in sorted(arrays, key=lambda key: ("/head" in key, key)):
+        moment, _, path = key.partition("/")
+        moments[moment][path] = histogram(arrays[key])
+    return moments

@@ -1,0 +1,54 @@
+"""All hosts must run the same run: compared before the first step, and the field named that differs."""
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from svb_jax.training.config import TrainConfig, describe, differences, to_fields
+
+OWN = {"run_dir", "data_dir", "workers"}
+"""What a host may have of its own: the folders may be mounted elsewhere."""
+
+
+def agree(config: TrainConfig) -> None:
+    """Check that every host was started with the same configuration.
+
+    Hosts that differ would train parameters that belong to neither, or wait for each other for ever.
+
+    Args:
+      config: This host's.
+
+    Raises:
+      ValueError: A host has another one, on every host alike; the message names the fields.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = gather(to_fields(config))
+    for host, fields in enumerate(everyone):
+        # Against the first one, so that all hosts tell the same.
+        different = differences(fields, everyone[0], OWN)
+        if different:
+            raise ValueError(
+                f"train needs the same configuration on every host: host {host} has {describe(different)} as "
+                "host 0 has."
+            )
+
+
+def gather(value: Any) -> list[Any]:
+    """Return a JSON value of every host, in their order.
+
+    Examples:
+      >>> gather({"seed": 3})
+      [{'seed': 3}]
+    """
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = np.ravel(multihost_utils.process_allgather(np.int32(len(text))))
+    padded = np.zeros(max(lengths), np.uint8)
+    padded[: len(text)] = text
+    rows = multihost_utils.process_allgather(padded).reshape(len(lengths), -1)
+    return [
+        json.loads(row[:length].astype(np.uint8).tobytes()) for row, length in zip(rows, lengths, strict=True)
+    ]

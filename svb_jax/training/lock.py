@@ -1,0 +1,77 @@
+"""A folder belongs to one process at a time: a lock that the system releases when its process ends."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+LOCK = "lock"
+
+
+class FolderInUse(OSError):  # noqa: N818 - what is the case, not what failed
+    """Another process works in the folder."""
+
+
+@contextlib.contextmanager
+def locked(folder: Path, argument: str = "run_dir") -> Iterator[bool]:
+    """Keep every other process out of a folder.
+
+    The lock is the kernel's (``flock``), and ends with this process however it ends. NFS since Linux 2.6.12
+    and most cluster file systems carry it between hosts; where one does not know locks at all, there is none.
+
+    Args:
+      folder: The folder; made if need be.
+      argument: What the user calls it.
+
+    Yields:
+      Whether the file system could lock it.
+
+    Raises:
+      FolderInUse: Another process has it; the message says which, on what host, since when.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # A link that someone has put there is not followed: what it leads to would be overwritten.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "a+b", buffering=0) as file:
+        is_locked = _lock(file, folder, argument)
+        if is_locked:
+            _sign(file)
+        yield is_locked
+
+
+def _lock(file: BinaryIO, folder: Path, argument: str) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise FolderInUse(
+            f"{folder} is in use by {_holder(file)}. Wait for its end, stop it, or give another {argument}."
+        ) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        return False
+    return True
+
+
+def _sign(file: BinaryIO) -> None:
+    """Write who holds the lock; on a full disk it holds without a name."""
+    with contextlib.suppress(OSError):
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = {"process": os.getpid(), "host": socket.gethostname(), "since": since}
+        file.write(json.dumps(holder).encode())
+
+
+def _holder(file: BinaryIO) -> str:
+    try:
+        file.seek(0)
+        holder = json.load(file)
+        return f"process {holder['process']} on {holder['host']}, since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"

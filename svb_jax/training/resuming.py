@@ -1,0 +1,52 @@
+"""What a run finds in its folder, and how it makes the folder its own."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from svb_jax.training.checkpoint import Checkpoint, load_newest
+from svb_jax.training.durable import set_aside
+from svb_jax.training.lock import locked
+from svb_jax.training.run_folder import RunFolder
+
+
+@contextlib.contextmanager
+def owned(folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
+    """Keep other processes out of the folder, and look once more what the last one has left there.
+
+    Args:
+      folder: The run's.
+      say: Told of what is damaged, and of a file system without locks.
+
+    Raises:
+      FolderInUse: Another process has it.
+      ValueError: It holds another run.
+    """
+    if not folder.is_writer:
+        yield
+        return
+    with locked(folder.path) as is_locked:
+        if not is_locked:
+            say(f"The file system of {folder.path} has no locks: start no second run there.")
+        folder.check()
+        folder.set_damaged_aside(say)
+        yield
+
+
+def find_start(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | None:
+    """Return the newest whole checkpoint, if any, and set newer ones aside, which are damaged.
+
+    Args:
+      folder: The run's.
+      say: Told of what was found.
+
+    Returns:
+      The checkpoint; None if there is none at all.
+    """
+    start, damaged = load_newest(folder.checkpoints)
+    for step, reason in damaged.items():
+        if folder.is_writer:
+            place = set_aside(folder.checkpoints / str(step), folder.path)
+            say(f"The checkpoint of step {step} {reason}; it is now in {place}.")
+    if start is not None:
+        say(f"Continuing the run in {folder.path} from step {start.step}.")
+    return start

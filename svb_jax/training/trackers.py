@@ -1,0 +1,178 @@
+"""Where a run's numbers go beside its folder: TensorBoard, Weights & Biases, or a class of your own.
+
+``metrics.jsonl`` in the run's folder is always written. A tracker that fails is told of once and left out: it
+never stops a run.
+"""
+
+import contextlib
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from svb_jax._src.extras import needs_extra
+
+
+class Tracker(Protocol):
+    """What a tracker does.
+
+    Subclass it and write the methods that you want: the others do nothing.
+
+    Example:
+      >>> class Printer(Tracker):
+      ...     def scalars(self, step, values):
+      ...         print(step, values)
+      >>> Printer().scalars(391, {"test_error": 8.0})
+      391 {'test_error': 8.0}
+    """
+
+    def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
+        """Begin, or continue, a run with this configuration."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the numbers of an epoch that ended with this step."""
+
+    def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Take every matrix's singular values by path: before the first step and after the last."""
+
+    def finish(self) -> None:
+        """End, however the run has ended."""
+
+
+class TensorBoard(Tracker):
+    """Writes event files for TensorBoard to the run's ``tensorboard/``, without TensorFlow."""
+
+    def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
+        """Open the files, and write the configuration as a text."""
+        with needs_extra("svb_jax.training.TensorBoard", "tensorboard"):
+            from tensorboardX import SummaryWriter
+        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+        self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write each number under its name."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Write a histogram a matrix, as ``spectrum/<path>``."""
+        for path, spectrum in values.items():
+            self._writer.add_histogram(f"spectrum/{path}", np.ravel(spectrum), step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Close the files."""
+        self._writer.close()
+
+
+class WeightsAndBiases(Tracker):
+    """Logs to Weights & Biases, by the user's own settings: ``WANDB_MODE=offline`` keeps it on this disk."""
+
+    def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
+        """Begin a run, or continue the one of this folder."""
+        with needs_extra("svb_jax.training.WeightsAndBiases", "wandb"):
+            import wandb
+        name = "-".join(run_dir.parts[-4:])
+        self._histogram = wandb.Histogram
+        settings = {"project": "svb_jax", "name": name, "config": dict(config)}
+        self._run = wandb.init(id=_identifier(run_dir), resume="allow", dir=run_dir, **settings)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of an epoch."""
+        self._run.log(dict(values), step=step)
+
+    def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Log a histogram a matrix, as ``spectrum/<path>``."""
+        spectra = {
+            f"spectrum/{path}": self._histogram(np.ravel(spectrum).tolist())
+            for path, spectrum in values.items()
+        }
+        self._run.log(spectra, step=step)
+
+    def finish(self) -> None:
+        """Wait until everything is sent, or on disk."""
+        self._run.finish()
+
+
+TRACKERS: Mapping[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
+
+
+def make_trackers(names: Sequence[str]) -> list[Tracker]:
+    """Make trackers by name: ``jsonl``, ``tensorboard``, ``wandb``, or ``module:Class`` for one of your own.
+
+    Example:
+      >>> [type(tracker).__name__ for tracker in make_trackers(["jsonl", "tensorboard"])]
+      ['TensorBoard']
+    """
+    # metrics.jsonl is part of the run's folder, whether asked for or not.
+    return [_make(name) for name in names if name != "jsonl"]
+
+
+def _make(name: str) -> Tracker:
+    if name in TRACKERS:
+        return TRACKERS[name]()
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.")
+    return getattr(importlib.import_module(module), attribute)()
+
+
+class SafeTrackers(Tracker):
+    """Calls trackers one after the other, and leaves out each that fails, with a sentence.
+
+    Args:
+      trackers: Those to call.
+      say: Shows a sentence to the user.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], say: Callable[[str], None]):
+        self._trackers, self._say = list(trackers), say
+
+    def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
+        """Start all."""
+        self._call("start", config, run_dir)
+
+    def scalars(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Hand on the numbers that are known and finite."""
+        known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        self._call("scalars", step, known)
+
+    def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
+        """Hand the singular values on."""
+        self._call("spectrum", step, values)
+
+    def finish(self) -> None:
+        """Finish all."""
+        self._call("finish")
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        for tracker in list(self._trackers):
+            try:
+                getattr(tracker, method)(*arguments)
+            # Whatever a library or a user's own class raises: training matters more.
+            except Exception as error:
+                self._trackers.remove(tracker)
+                self._say(f"{type(tracker).__name__} failed and is left out: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def tracking(
+    trackers: Sequence[Tracker], config: Mapping[str, Any], run_dir: Path, say: Callable[[str], None]
+) -> Iterator[SafeTrackers]:
+    """Start trackers, and finish them however the run ends."""
+    safe = SafeTrackers(trackers, say)
+    safe.start(config, run_dir)
+    try:
+        yield safe
+    finally:
+        safe.finish()
+
+
+def _identifier(run_dir: Path) -> str:
+    """Return a name that is the same when the run continues."""
+    return hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]

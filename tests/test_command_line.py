@@ -1,0 +1,181 @@
+"""The command line as a user meets it: help at every level, wrong names, exit codes, plain terminals."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import svb_jax
+from svb_jax.experiments import demo, record, report
+from svb_jax.experiments.__main__ import COMMANDS, main
+from svb_jax.experiments.terminal import spell
+from svb_jax.training import Diverged, Interrupted
+
+ROOT = Path(__file__).parents[1]
+
+
+def call(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run ``python -m experiments`` in a process of its own."""
+    command = [sys.executable, "-m", "experiments", *words]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, check=False)
+
+
+@pytest.mark.parametrize("words", [[], ["-h"], ["--help"], ["help"]])
+def test_help_names_every_command(words, capsys):
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: svb COMMAND")
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in printed
+        assert command.summary in printed
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*name.split(), "--help"])
+    assert ended.value.code == 0
+    assert f"usage: svb {name}" in capsys.readouterr().out
+
+
+def test_half_a_command_gets_the_other_half(capsys):
+    assert main(["data", "--help"]) == 0
+    assert "svb data COMMAND" in capsys.readouterr().out
+    assert main(["data"]) == 2
+    printed = capsys.readouterr().err
+    assert "svb data needs a command" in printed
+    assert "download" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["tran"], "svb has no command 'tran'. Did you mean 'train'?"),
+        (["runn", "table1"], "svb has no command 'runn'. Did you mean 'run'?"),
+        (["dat", "import"], "svb has no command 'dat'. Did you mean 'data import'?"),
+        (["data", "dowload"], "svb data has no command 'dowload'. Did you mean 'download'?"),
+        (["--seed", "1"], "svb has no command '--seed'.\n"),
+        (["run"], "run needs the name of an experiment; `svb list` prints them."),
+        (["run", "xyz"], "There is no experiment 'xyz'. Known: "),
+        (["run", "tabel1"], "There is no experiment 'tabel1'. Did you mean 'table1'? Known: "),
+    ],
+)
+def test_wrong_names_are_answered(words, sentence, capsys):
+    assert main(words) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_unknown_network_is_answered_with_those_there_are(tmp_path, capsys):
+    words = ["train", "--run-dir", str(tmp_path), "--dataset", "synthetic", "--image-size", "8", "--model"]
+    assert main([*words, "foo"]) == 2
+    printed = capsys.readouterr().err
+    assert "convnet_8" in printed
+    assert "Did you mean" not in printed
+    assert main([*words, "convnet8"]) == 2
+    assert "Did you mean 'convnet_8'" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"svb_jax {svb_jax.__version__}\n"
+
+
+def test_hints_repeat_the_options_that_were_given(tmp_path, capsys):
+    folders = ["--runs", str(tmp_path / "my runs"), "--results", str(tmp_path / "r")]
+    assert main(["report", *folders]) == 1
+    hint = f"svb run table1 --scale smoke --runs '{tmp_path}/my runs' --results {tmp_path}/r"
+    assert hint in capsys.readouterr().err
+
+
+class Stub:
+    """A command that ends in an error."""
+
+    error: BaseException
+
+    @classmethod
+    def parse(cls, arguments, prog):
+        return cls()
+
+    def run(self):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (Interrupted("Asked to stop: step 3.", signal.SIGINT), 130, "Asked to stop: step 3.\n"),
+        (Interrupted("Asked to stop: step 3.", signal.SIGTERM), 143, "Asked to stop: step 3.\n"),
+        (Interrupted("Asked to stop: step 3."), 143, "Asked to stop: step 3.\n"),
+        (KeyboardInterrupt(), 130, "Stopped.\n"),
+        (Diverged("The loss is nan."), 1, "The loss is nan.\n"),
+        (OSError(28, "No space left on device"), 1, "OSError: [Errno 28] No space left on device\n"),
+        (
+            ModuleNotFoundError("No module named 'tyro'", name="tyro"),
+            1,
+            "svb demo needs tyro, which is not installed: pip install 'svb_jax[train]'\n",
+        ),
+    ],
+)
+def test_exit_codes(error, code, message, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "Demo", type("Failing", (Stub,), {"error": error}))
+    assert main(["demo"]) == code
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), RuntimeError("a fault"), TypeError("a fault")])
+def test_faults_keep_their_traceback(error, monkeypatch):
+    monkeypatch.setattr(demo, "Demo", type("Failing", (Stub,), {"error": error}))
+    with pytest.raises(type(error), match="a fault"):
+        main(["demo"])
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize(
+    "words", [["list"], ["list", "table1"], ["list", "--costs", "table1"], ["inspect", "net.npz"], ["data"]]
+)
+def test_terminals_without_unicode_get_plain_letters(encoding, words, tmp_path, monkeypatch):
+    np.savez(tmp_path / "net.npz", **{"conv/kernel": np.eye(3, dtype=np.float32)})
+    monkeypatch.chdir(tmp_path)
+    assert "?" not in printed_on_a_terminal(words, encoding, monkeypatch)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_on_a_terminal_without_unicode(name, monkeypatch):
+    help_text = printed_on_a_terminal([*name.split(), "--help"], "ascii", monkeypatch)
+    assert f"usage: svb {name}" in help_text
+    assert "?" not in help_text
+
+
+def printed_on_a_terminal(words, encoding, monkeypatch) -> str:
+    screen = io.BytesIO()
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, io.TextIOWrapper(screen, encoding, write_through=True))
+    with contextlib.suppress(SystemExit):
+        main(words)
+    return screen.getvalue().decode(encoding)
+
+
+def test_a_process_on_a_plain_terminal_spells_and_names_the_module(tmp_path):
+    done = call("list", "table1", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert b"eps of SVB" in done.stdout
+    done = call("report", "--runs", str(tmp_path), "--results", str(tmp_path))
+    assert b"Try: python -m experiments run table1" in done.stderr
+
+
+def test_spelling_leaves_nothing_but_ascii():
+    everything = "".join(path.read_text() for path in (ROOT / "svb_jax/experiments").glob("*.py"))
+    spelled = spell(everything)
+    assert spelled.isascii()
+    lost = {letter for letter in everything if not letter.isascii() and not spell(letter)}
+    assert lost <= {"\N{COMBINING TILDE}"}
+
+
+def test_report_looks_where_run_writes():
+    assert report.Report().results == record.RESULTS

@@ -1,0 +1,51 @@
+"""``svb compile``: the training step of a row, planned by shapes alone."""
+
+import importlib.util
+
+import jax
+import pytest
+
+from svb_jax.ahead_of_time import compile_plan, find_target
+from svb_jax.experiments.__main__ import main
+from svb_jax.experiments.compiling import lower_step, plan_table
+from svb_jax.training.config import TrainConfig
+
+SMALL = TrainConfig(
+    model="convnet_8", dataset="cifar10", width=0.25, batch_size=4, svb_epsilon=0.5, bbn_epsilon=1.0, epochs=2
+)
+
+
+def test_the_step_of_a_run_is_planned_without_data(capsys):
+    from rich.console import Console
+
+    plan, _ = compile_plan(lambda: lower_step(SMALL, jax.devices()[:1]), chips=1)
+    assert plan.conditionals >= 2
+    assert plan.temp_bytes > 0
+    Console(width=120).print(plan_table("table1/small", SMALL, find_target("h100-1"), plan))
+    printed = capsys.readouterr().out
+    assert "table1/small on h100-1" in printed
+    assert "fits: 0." in printed
+    assert "of 84.94 GB" in printed
+
+
+def test_chips_must_divide_the_batch():
+    with pytest.raises(ValueError, match="that 3 chips x 1 micro-batches divide, got 4"):
+        lower_step(SMALL, jax.devices()[:1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["table1"], "compile needs one row that trains a network, of table1/sgd"),
+        (["table1/svb", "--target", "v5e-7"], "needs a target out of v5e-1"),
+    ],
+)
+def test_wrong_usage_is_explained(arguments, sentence, capsys):
+    assert main(["compile", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is not None, reason="libtpu is installed")
+def test_a_missing_compiler_is_named(capsys):
+    assert main(["compile", "table1/svb"]) == 1
+    assert "compiling for v5e-8 needs libtpu: pip install libtpu" in capsys.readouterr().err

@@ -1,0 +1,188 @@
+"""README and the guides do what they say: code runs, output is real, and every command runs or is exempt.
+
+The cells of notebooks are run by the build of the site.
+"""
+
+import ast
+import doctest
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import tyro
+
+import benchmarks.__main__
+import svb_jax
+from svb_jax.experiments.__main__ import COMMANDS, _parse, main
+from tests.test_experiments_inspect import safetensors
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
+]
+
+# Commands that no test runs as they are printed, and what vouches for them instead.
+EXEMPT = {
+    r"pip install |python -m venv |\S+/bin/pip |uv |pre-commit ": "it changes the environment",
+    r"ruff |pyright$|pytest|sphinx-build |bash \.ci/": "it is the check itself; .ci/run calls it",
+    r"svb demo$": "two minutes; .ci/run calls it",
+    r"svb data (download|import) ": "needs the official archive; tests/test_data_import.py makes small ones",
+    r"tfds build imagenet2012 ": "needs ImageNet, by hand, and TensorFlow",
+    r"svb run (?!.*--scale smoke)": "minutes to weeks; tests/test_experiments_run.py runs all as smoke tests",
+    r"svb train .*--(cluster|coordinator)": "needs several hosts; tests/test_hosts.py starts two processes",
+    r"svb compile ": "minutes in the TPU's compiler; tests/test_compiling.py compiles a smaller step",
+    r"python -m benchmarks (?!report)": "minutes to hours; tests/test_benchmarks.py measures small networks",
+    r"python -m tests\.faults": "minutes to hours; tests/test_faults.py attacks a few times",
+}
+# The one Python block that only has to parse: it needs CIFAR-10, which tests/test_data_import.py imports.
+NEEDS_DATA = "tensorflow_datasets"
+
+
+class Block(NamedTuple):
+    """Fenced text on a page, the lines before it counted for tracebacks."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+
+def blocks(page: Path) -> list[Block]:
+    content = page.read_text()
+    fences = re.finditer(r"^```(.*)\n((?:.*\n)*?)^```$", content, flags=re.MULTILINE)
+    return [Block(page, content[: m.start(2)].count("\n"), m[1].strip(), m[2]) for m in fences]
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+
+
+def pages_with(is_wanted: Callable[[Block], bool]):
+    pages = dict.fromkeys(block.page for block in BLOCKS if is_wanted(block))
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+def test_every_block_is_of_a_kind_that_something_checks():
+    checked = {"python", "console", "sh", "{code-cell} ipython3"}
+    markup = {"{toctree}", "{eval-rst}", "{include} ../CHANGELOG.md", "{include} ../SECURITY.md"}
+    # Text proves nothing: it is for what is neither code nor output.
+    drawings = {("architecture.md", "text")}
+    others = {(block.page.name, block.language) for block in BLOCKS if block.language not in checked | markup}
+    assert others == drawings
+
+
+@pytest.mark.parametrize("page", pages_with(lambda block: block.language in ("python", "console")))
+def test_python_and_console_blocks_run(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for block in blocks(page):
+        if block.language == "console":
+            check_console(block, capsys)
+        elif block.language == "python" and not block.text.startswith(">>>"):
+            # Blank lines in front, so that a traceback has the page's own line numbers.
+            source = "\n" * block.line + block.text
+            if NEEDS_DATA in source:
+                ast.parse(source)
+            else:
+                exec(compile(source, str(page), "exec"), {"__name__": "page"})
+
+
+def check_console(block: Block, capsys) -> None:
+    """Run the commands after ``$`` in turn, and compare what they print with what the page shows."""
+    for command, shown in re.findall(r"^\$ (.*)\n((?:[^$].*\n|\n)*)", block.text, flags=re.MULTILINE):
+        capsys.readouterr()
+        assert run(command) == 0
+        assert capsys.readouterr().out == shown, f"{block.page}, below line {block.line}: {command}"
+
+
+@pytest.mark.parametrize("page", pages_with(lambda block: block.text.startswith(">>> ")))
+def test_examples_with_output_are_doctests(page):
+    results = doctest.testfile(str(page), module_relative=False)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_the_loop_of_the_readme_bounds_its_network():
+    (loop,) = [block for block in blocks(ROOT / "README.md") if "apply_gradients" in block.text]
+    names = {"__name__": "readme"}
+    exec(compile(loop.text, "README.md", "exec"), names)
+    values = np.concatenate([np.ravel(s) for s in svb_jax.singular_values(names["state"].params).values()])
+    assert 1 / 1.5 - 5e-6 < values.min() < values.max() < 1.5 + 5e-6
+    assert int(svb_jax.projection_stats(names["state"].opt_state)["bbn/step"]) == 4
+
+
+def commands() -> list[str]:
+    """Every command of a shell block, continued lines joined, each once."""
+    lines = [
+        line
+        for block in BLOCKS
+        if block.language == "sh"
+        for line in block.text.replace("\\\n", " ").splitlines()
+    ]
+    parts = [part.split("#")[0].strip() for line in lines for part in line.split(" && ")]
+    typed = [" ".join(part.replace("python -m experiments", "svb").split()) for part in parts]
+    return sorted({part for part in typed if part})
+
+
+def is_exempt(command: str) -> bool:
+    return any(re.match(pattern, command) for pattern in EXEMPT)
+
+
+@pytest.mark.parametrize("pattern", EXEMPT)
+def test_no_exemption_outlives_its_command(pattern):
+    assert any(re.match(pattern, command) for command in commands())
+
+
+def run(command: str) -> int:
+    words = shlex.split(command)
+    if words[:3] == ["python", "-m", "benchmarks"]:
+        return benchmarks.__main__.main(words[3:])
+    assert words[0] == "svb", f"neither run nor exempt: {command}"
+    return main(words[1:])
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A folder with what the commands read: someone's weights, records of runs, other environments."""
+    folder = tmp_path_factory.mktemp("workspace")
+    kernel = np.eye(8, 4, dtype=np.float32)
+    (folder / "model.safetensors").write_bytes(safetensors({"head.weight": kernel}, {"head.weight": "F32"}))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(folder / "checkpoints/1000", {"head": {"kernel": jnp.asarray(kernel)}})
+    for name in ("table1", "transformer"):
+        shutil.copytree(ROOT / "experiments/results" / name, folder / "experiments/results" / name)
+    for name in ("torch-env", "tpu-env", "gpu-env"):
+        (folder / name / "bin").mkdir(parents=True)
+        (folder / name / "bin/python").symlink_to(sys.executable)
+    (folder / "docs").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if not is_exempt(command)])
+def test_commands_run(command, workspace, monkeypatch):
+    monkeypatch.chdir(workspace)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert run(command) == 0
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in commands() if is_exempt(c) and c.startswith(("svb", "python"))]
+)
+def test_commands_that_are_exempt_parse(command, workspace, monkeypatch):
+    monkeypatch.chdir(workspace)
+    words = shlex.split(command.replace(" ...", ""))
+    if words[0] == "svb":
+        (name,) = [name for name in COMMANDS if words[1:][: len(name.split())] == name.split()]
+        assert _parse(name, words[1 + len(name.split()) :]) is not None
+    elif words[:3] == ["python", "-m", "benchmarks"]:
+        options, _ = benchmarks.__main__.COMMANDS[words[3]]
+        module = __import__(f"benchmarks.{words[3]}", fromlist=[options])
+        assert tyro.cli(getattr(module, options), args=words[4:]) is not None
