@@ -128,6 +128,20 @@ def test_exit_codes(error, code, message, monkeypatch, capsys):
     assert capsys.readouterr().err == message
 
 
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_without_the_extra_says_what_the_command_does_and_how_to_install_it(word, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["demo", word]) == 0
+    out, err = capsys.readouterr()
+    assert out == (
+        f"svb demo: {COMMANDS['demo'].summary}\n\n"
+        "svb demo needs tyro, which is not installed: pip install 'svb_jax[train]'\n"
+    )
+    assert err == ""
+    assert main(["demo"]) == 1
+    assert "pip install" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [ValueError("a fault"), RuntimeError("a fault"), TypeError("a fault")])
 def test_faults_keep_their_traceback(error, monkeypatch):
     monkeypatch.setattr(demo, "Demo", type("Failing", (Stub,), {"error": error}))

@@ -1,7 +1,11 @@
 """What trackers wrote is read back from their files; one that fails stops nothing."""
 
 import json
+import re
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +13,11 @@ import wandb
 from tensorboardX.proto import event_pb2
 from wandb.proto import wandb_internal_pb2
 
+from svb_jax.experiments import runner, table1
+from svb_jax.experiments.__main__ import main
 from svb_jax.training import Tracker, TrainConfig, train
 from svb_jax.training.trackers import SafeTrackers, TensorBoard, WeightsAndBiases, make_trackers
+from tests.test_report import write_run
 
 SPECTRUM = {"conv/kernel": np.array([0.5, 1.0, 1.5]), "head/kernel": np.array([[1.0, 1.0], [2.0, 2.0]])}
 
@@ -83,6 +90,27 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     assert (config["model"], config["svb_epsilon"]) == ("convnet_8", 0.5)
 
 
+def test_run_makes_trackers_anew_for_each_run(tmp_path, monkeypatch):
+    told = []
+
+    def train(config, trackers):
+        told.append(trackers)
+        write_run(tmp_path / "runs", table1.EXPERIMENT, "svb", config.seed, 40.0)
+
+    monkeypatch.setattr(runner, "train", train)
+    words = ["run", "table1/svb", "--scale", "small", "--seeds", "0", "1", "--runs", str(tmp_path / "runs")]
+    words += ["--results", str(tmp_path / "results"), "--tracker", "tests.test_trackers:Notebook"]
+    assert main(words) == 0
+    (first,), (second,) = told
+    assert type(first).__name__ == type(second).__name__ == "Notebook"
+    assert first is not second
+
+
+def test_run_refuses_a_tracker_where_the_loop_has_none(capsys):
+    assert main(["run", "transformer", "--scale", "smoke", "--tracker", "tensorboard"]) == 2
+    assert "run --tracker does not work with transformer" in capsys.readouterr().err
+
+
 class Notebook(Tracker):
     """A user's own, in five lines."""
 
@@ -94,14 +122,14 @@ class Notebook(Tracker):
 
 
 @pytest.mark.parametrize("failing", ["start", "scalars", "spectrum", "finish"])
-def test_a_tracker_that_fails_is_left_out_and_named_once(failing, tmp_path):
+def test_a_tracker_that_fails_is_dropped_and_named_once(failing, tmp_path):
     def fail(*_):
         raise OSError("the network is down")
 
     said, good = [], Notebook()
     bad = type("Bad", (Tracker,), {failing: fail})()
     play(SafeTrackers([bad, good], said.append), tmp_path)
-    assert said == ["Bad failed and is left out: OSError: the network is down"]
+    assert said == ["Bad failed and is dropped: OSError: the network is down"]
     assert good.lines == [(7, {"test_error": 8.25, "svb/sigma_max": 1.5})]
 
 
@@ -145,5 +173,44 @@ def test_trackers_by_name():
     ]
     (own,) = make_trackers(["tests.test_trackers:Notebook"])
     assert type(own).__name__ == "Notebook"
-    with pytest.raises(ValueError, match=r"tensorboard, wandb or module:Class, got 'tensorbord'"):
-        make_trackers(["tensorbord"])
+    for name in ("tensorbord", "my_module:", ":Slack"):
+        with pytest.raises(ValueError, match=rf"tensorboard, wandb or module:Class, got '{name}'"):
+            make_trackers([name])
+
+
+def svb_train(folder, tracker: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed command, whose module search path has no working directory."""
+    svb = Path(sys.executable).with_name("svb")
+    words = ["train", "--model", "convnet_8", "--image-size", "8", "--first", "64", "--batch-size", "32"]
+    words += ["--width", "0.125", "--dataset", "synthetic", "--epochs", "1", "--learning-rate-stages", "1"]
+    command = [svb, *words, "--tracker", tracker]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_installed_command_finds_a_tracker_in_the_working_directory(tmp_path):
+    guide = (Path(__file__).parents[1] / "docs/trackers.md").read_text()
+    (source,) = re.findall(r"^```python\n(.*?)^```$", guide, flags=re.MULTILINE | re.DOTALL)
+    (tmp_path / "my_module.py").write_text(source.partition("\n\n\ntrain(")[0])
+    done = svb_train(tmp_path, "my_module:Slack")
+    assert done.returncode == 0, done.stderr
+    assert "step 2: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tracker", "sentence"),
+    [
+        ("nowhere:Slack", r"nowhere cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        ("broken_tracker:Slack", r"broken_tracker cannot be imported: SyntaxError: "),
+        ("svb_jax:Nope", r"svb_jax \(.*__init__.py\) has no class Nope\."),
+        ("needy_tracker:Slack", r"Slack\(\) failed: KeyError: 'SLACK_TOKEN'"),
+    ],
+)
+def test_a_tracker_that_cannot_be_made_is_wrong_usage(tracker, sentence, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken_tracker.py").write_text("class Slack(:\n")
+    (tmp_path / "needy_tracker.py").write_text("def Slack():\n    return {}['SLACK_TOKEN']\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main(["train", "--run-dir", str(tmp_path / "run"), "--tracker", tracker]) == 2
+    printed = capsys.readouterr().err
+    assert re.match(rf"Tracker '{tracker}': {sentence}", printed)
+    assert printed.count("\n") == 1

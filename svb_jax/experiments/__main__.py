@@ -91,6 +91,10 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         if not (is_wrong_usage(error) or _is_failure(error)):
             # A fault keeps its traceback.
             raise
+        if isinstance(error, ModuleNotFoundError) and {"-h", "--help"} & {*arguments}:
+            # The options are listed by a package of the extra; what the command is for needs none.
+            print(f"{program()} {name}: {COMMANDS[name].summary}\n\n{error}")
+            return 0
         # The system's errors are half a sentence: "[Errno 28] No space left on device".
         is_terse = isinstance(error, OSError) and error.errno is not None
         print(f"{type(error).__name__}: {error}" if is_terse else error, file=sys.stderr)

@@ -1,6 +1,7 @@
 """``svb run``: runs rows of experiments, each once, each picked up where it was left."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,10 +10,11 @@ import jax
 import tyro
 
 from svb_jax.experiments import catalogue, record
-from svb_jax.experiments.experiment import RUNS, Experiment
+from svb_jax.experiments.experiment import RUNS, Experiment, train_network
 from svb_jax.experiments.program import command, given
 from svb_jax.training.compilation import cached_compilation
-from svb_jax.training.loop import Diverged
+from svb_jax.training.loop import Diverged, train
+from svb_jax.training.trackers import Tracker, make_trackers
 
 # Seconds of the embedded digits are a check that all works, not a result to keep.
 UNRECORDED_SCALE = "smoke"
@@ -44,12 +46,19 @@ class Run:
     """Where the data sets are, as `data import` left them."""
     devices: int | None = None
     """How many of this host's devices to use; all if not given (smoke: one)."""
+    tracker: tuple[str, ...] = ()
+    """Where to send the numbers besides metrics.jsonl: tensorboard, wandb, or your own module:Class."""
 
     def run(self) -> None:
         """Run every row with every seed, seed by seed, so that rows can be compared early."""
         if not self.names:
             raise ValueError(f"run needs the name of an experiment; `{command('list')}` prints them.")
         found = [catalogue.find(name) for name in self.names]
+        for experiment, _ in found:
+            if self.tracker and experiment.train is not train_network:
+                raise ValueError(
+                    f"run --tracker does not work with {experiment.name}, whose loop is its own."
+                )
         runs = [(experiment, row, seed) for seed in self.seeds for experiment, rows in found for row in rows]
         diverged = [label for label in (self._run_once(*run) for run in runs) if label]
         if diverged:
@@ -65,7 +74,15 @@ class Run:
             return None
         settings = {"data_dir": self.data_dir} | ({} if self.devices is None else {"devices": self.devices})
         try:
-            finished = ensure_run(experiment, row, scale=self.scale, seed=seed, runs=self.runs, **settings)
+            finished = ensure_run(
+                experiment,
+                row,
+                trackers=make_trackers(self.tracker),
+                scale=self.scale,
+                seed=seed,
+                runs=self.runs,
+                **settings,
+            )
         except Diverged as error:
             # A setting that cannot be trained is a finding, and the others still have to run.
             print(f"{label}: {error}", file=sys.stderr)
@@ -87,8 +104,13 @@ def release_programs() -> None:
         jax.clear_caches()
 
 
-def ensure_run(experiment: Experiment[Any], row: str, *, runs: Path, **settings: Any) -> record.Record:
-    """Run a row, or continue it, unless it is complete already; and read what came out."""
+def ensure_run(
+    experiment: Experiment[Any], row: str, *, runs: Path, trackers: Sequence[Tracker] = (), **settings: Any
+) -> record.Record:
+    """Run a row, or continue it, unless it is complete already; and read what came out.
+
+    Only experiments that train by ``svb_jax.training.train`` take trackers.
+    """
     config = experiment.configure(row, runs=runs, **settings)
     if record.is_complete(config.run_dir):
         try:
@@ -101,7 +123,10 @@ def ensure_run(experiment: Experiment[Any], row: str, *, runs: Path, **settings:
     # Rows that differ in a number only are compiled once: epsilon enters the step as an argument.
     with cached_compilation(runs / "compilation_cache"):
         try:
-            experiment.train(config)
+            if trackers:
+                train(config, trackers)
+            else:
+                experiment.train(config)
         finally:
             release_programs()
     return record.read_run(config.run_dir)

@@ -1,6 +1,6 @@
 """Where a run's numbers go beside its folder: TensorBoard, Weights & Biases, or a class of your own.
 
-``metrics.jsonl`` in the run's folder is always written. A tracker that fails is told of once and left out: it
+``metrics.jsonl`` in the run's folder is always written. A tracker that fails is reported once and dropped: it
 never stops a run.
 """
 
@@ -8,8 +8,11 @@ import contextlib
 import hashlib
 import importlib
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -105,6 +108,11 @@ TRACKERS: Mapping[str, Callable[[], Tracker]] = {"tensorboard": TensorBoard, "wa
 def make_trackers(names: Sequence[str]) -> list[Tracker]:
     """Make trackers by name: ``jsonl``, ``tensorboard``, ``wandb``, or ``module:Class`` for one of your own.
 
+    Modules are found on ``sys.path`` and in the working directory.
+
+    Raises:
+      ValueError: There is no such tracker, or it cannot be imported or made.
+
     Example:
       >>> [type(tracker).__name__ for tracker in make_trackers(["jsonl", "tensorboard"])]
       ['TensorBoard']
@@ -116,14 +124,35 @@ def make_trackers(names: Sequence[str]) -> list[Tracker]:
 def _make(name: str) -> Tracker:
     if name in TRACKERS:
         return TRACKERS[name]()
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    module_name, _, class_name = name.partition(":")
+    if not (module_name and class_name):
         raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.")
-    return getattr(importlib.import_module(module), attribute)()
+    # A console script does not look where it was started. At the end: a user's file must not hide a package.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    # A module and a class of the user's may raise anything.
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(f"Tracker {name!r}: {module_name} cannot be imported: {_told(error)}") from error
+    if not hasattr(module, class_name):
+        raise ValueError(f"Tracker {name!r}: {_place(module)} has no class {class_name}.")
+    try:
+        return getattr(module, class_name)()
+    except Exception as error:
+        raise ValueError(f"Tracker {name!r}: {class_name}() failed: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _place(module: ModuleType) -> str:
+    return f"{module.__name__} ({getattr(module, '__file__', None) or 'built in'})"
 
 
 class SafeTrackers(Tracker):
-    """Calls trackers one after the other, and leaves out each that fails, with a sentence.
+    """Calls trackers one after the other; reports each that fails, and drops it.
 
     Args:
       trackers: Those to call.
@@ -157,7 +186,7 @@ class SafeTrackers(Tracker):
             # Whatever a library or a user's own class raises: training matters more.
             except Exception as error:
                 self._trackers.remove(tracker)
-                self._say(f"{type(tracker).__name__} failed and is left out: {type(error).__name__}: {error}")
+                self._say(f"{type(tracker).__name__} failed and is dropped: {_told(error)}")
 
 
 @contextlib.contextmanager
