@@ -6,9 +6,10 @@ import struct
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import serialization
+from flax import nnx, serialization
 
 from svb_jax.experiments import demo, record, report
 from svb_jax.experiments.__main__ import main
@@ -60,6 +61,33 @@ def test_safetensors_of_another_framework(kernel, tmp_path, capsys):
     assert lines == [f"conv/weight {ROW}", "head/weight 1 4 x 4 1.0000 1.0000 1.00 100.0% 0.0000"]
 
 
+def test_safetensors_leave_quantised_entries_out(tmp_path, capsys):
+    eye = np.eye(4, dtype=np.float32)
+    arrays = {"head.weight": eye, "packed.weight": eye.astype(np.uint32), "small.weight": eye.astype(np.int8)}
+    types = {"head.weight": "F32", "packed.weight": "U32", "small.weight": "F8_E4M3"}
+    (tmp_path / "net.safetensors").write_bytes(safetensors(arrays, types))
+    assert [line.split()[0] for line in inspect(capsys, tmp_path / "net.safetensors")] == ["head/weight"]
+    (tmp_path / "packed.safetensors").write_bytes(safetensors({"w": arrays["packed.weight"]}, {"w": "U32"}))
+    assert main(["inspect", str(tmp_path / "packed.safetensors")]) == 2
+    assert "needs floating-point weights of 16 bits or more, got none" in capsys.readouterr().err
+
+
+def test_a_folder_of_safetensors_is_one_network(tmp_path, capsys):
+    eye = np.eye(3, dtype=np.float32)
+    for number, name in enumerate(("first.weight", "last.weight"), 1):
+        shard = tmp_path / f"model-0000{number}-of-00002.safetensors"
+        shard.write_bytes(safetensors({name: number * eye}, {name: "F32"}))
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    lines = inspect(capsys, tmp_path)
+    assert [line.split()[0] for line in lines] == ["first/weight", "last/weight"]
+    assert "3 x 3 2.0000 2.0000" in lines[1]
+    (tmp_path / "consolidated.safetensors").write_bytes(
+        safetensors({"last.weight": eye}, {"last.weight": "F32"})
+    )
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "'last.weight' in two files" in capsys.readouterr().err
+
+
 def test_flax_msgpack(kernel, tmp_path, capsys):
     variables = {"params": {"conv": {"kernel": kernel}}, "batch_stats": {"norm": {"var": np.ones(4)}}}
     (tmp_path / "flax_model.msgpack").write_bytes(serialization.msgpack_serialize(variables))
@@ -78,6 +106,49 @@ def test_orbax_checkpoint_of_a_plain_loop(is_managed, kernel, tmp_path, capsys):
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(folder, state)
     assert inspect(capsys, folder) == [f"conv/kernel {ROW}"]
+
+
+def test_orbax_checkpoint_of_nnx(kernel, tmp_path, capsys):
+    model = nnx.Conv(2, 4, (3, 3), rngs=nnx.Rngs(0))
+    model.kernel[...] = jnp.asarray(kernel)
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "saved", {"conv": nnx.state(model), "optimizer": nnx.state(optimizer)})
+    assert inspect(capsys, tmp_path / "saved") == [f"conv/kernel {ROW}"]
+
+
+def test_a_leaf_that_is_called_value_keeps_its_name(tmp_path, capsys):
+    np.savez(tmp_path / "net.npz", **{"heads/query": np.eye(2), "heads/value": np.eye(2)})
+    lines = inspect(capsys, tmp_path / "net.npz", "--layout", "every-matrix")
+    assert [line.split()[0] for line in lines] == ["heads/query", "heads/value"]
+
+
+def save_items(folder, **items) -> None:
+    args = {
+        name: ocp.args.StandardSave(item) if name != "notes" else ocp.args.JsonSave(item)
+        for name, item in items.items()
+    }
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(7, args=ocp.args.Composite(**args))
+
+
+def test_orbax_items_of_any_name(kernel, tmp_path, capsys):
+    state = {"conv": {"kernel": jnp.asarray(kernel)}}
+    save_items(tmp_path / "one", train_state=state, notes={"by": "us"})
+    assert inspect(capsys, tmp_path / "one") == [f"conv/kernel {ROW}"]
+    save_items(tmp_path / "usual", ema=state, params={"other": state["conv"]})
+    assert inspect(capsys, tmp_path / "usual") == [f"other/kernel {ROW}"]
+    save_items(tmp_path / "two", ema=state, train_state=state)
+    assert main(["inspect", str(tmp_path / "two")]) == 2
+    first, second = (tmp_path / "two" / "7" / name for name in ("ema", "train_state"))
+    assert f"several checkpoints; name one of them: {first}, {second}" in capsys.readouterr().err
+    assert inspect(capsys, second) == [f"conv/kernel {ROW}"]
+
+
+def test_a_folder_of_something_else_is_answered_with_what_it_holds(tmp_path, capsys):
+    (tmp_path / "model.bin").write_bytes(b"?")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "no Orbax checkpoint and no run, but model.bin" in capsys.readouterr().err
 
 
 def test_checkpoint_and_run_folder_hold_the_same_weights(kernel, tmp_path, capsys):
@@ -106,6 +177,11 @@ def test_layouts_and_patterns_choose_what_is_read(tmp_path, capsys):
     assert line.startswith("query/kernel 1 4 x 4")
     (line,) = inspect(capsys, path, "--layout", "every-matrix", "--skip", "*/kernel")
     assert line.startswith("table 1 2 x 2")
+    (line,) = inspect(capsys, "--skip", "query", "--skip", "table", "--scan", "blocks", path)
+    assert line.startswith("blocks/kernel 2 3 x 3")
+    assert main(["inspect", str(path), "--only", "table"]) == 2
+    hint = "called kernel, w or weight (--layout every-matrix takes all arrays of rank two and more)"
+    assert hint in capsys.readouterr().err
     assert main(["inspect", str(path), "--only", "nothing"]) == 2
     assert "blocks/kernel" in capsys.readouterr().err
 
@@ -122,6 +198,11 @@ def test_a_plot_is_drawn_on_request_and_replaced_on_request(kernel, tmp_path, ca
     assert (tmp_path / "new" / "net.png").read_bytes() == b"mine"
     assert main([*words, "--overwrite"]) == 0
     assert (tmp_path / "new" / "net.png").read_bytes() != b"mine"
+
+
+def test_a_plot_of_an_unknown_type_is_refused_before_anything_is_computed(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path / "missing.npz"), "--plot", str(tmp_path / "net.foo")]) == 2
+    assert f"--plot writes .png, .svg, .pdf, got {tmp_path}/net.foo" in capsys.readouterr().err
 
 
 class Trap:

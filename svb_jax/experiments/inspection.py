@@ -19,15 +19,20 @@ LAYOUTS = {
     "every-matrix": svb_jax.every_matrix,
 }
 HINT = "Name its layout: --layout, and --scan NAME for stacked layers. Or leave it out: --skip PATTERN."
+NO_MATRIX_HINT = "--layout every-matrix takes all arrays of rank two and more"
+# What the help and the guide name; matplotlib would be asked after minutes.
+FIGURE_TYPES = (".png", ".svg", ".pdf")
 HELP = {
-    "path": "an .npz, .safetensors or Flax .msgpack file, an Orbax checkpoint, or the folder of a run",
+    "path": "an .npz, .safetensors or Flax .msgpack file, a folder of safetensors, an Orbax checkpoint, or "
+    "the folder of a run",
     "epsilon": "count the values in the band [1 / (1 + epsilon), 1 + epsilon] (default: 0.5)",
     "layout": "by-name: kernels called kernel, w or weight, the output last, as in Flax and Haiku (default); "
     "oihw: the output first, as in PyTorch and Equinox; attention: Flax's attention kernels too; "
     "every-matrix: all arrays of rank two and more, the output last",
-    "scan": "modules whose layers nn.scan or nn.vmap stacked along the first axis",
-    "only": "patterns of paths to look at, as svb_jax.paths has them: encoder, 'Conv_*', '*/query/kernel'",
-    "skip": "patterns of paths to leave out",
+    "scan": "a module whose layers nn.scan or nn.vmap stacked along the first axis; can be repeated",
+    "only": "a pattern of paths to look at, as svb_jax.paths has them: encoder, 'Conv_*', '*/query/kernel'; "
+    "can be repeated",
+    "skip": "a pattern of paths to leave out; can be repeated",
     "plot": "draw the spectrum to this file (.png, .svg, .pdf)",
     "kind": "what to draw of each layer (default: quantiles)",
     "overwrite": "let --plot replace a file",
@@ -55,9 +60,9 @@ class Inspect:
         parser.add_argument("path", type=Path, metavar="PATH", help=HELP["path"])
         parser.add_argument("--epsilon", type=float, help=HELP["epsilon"])
         parser.add_argument("--layout", choices=LAYOUTS, help=HELP["layout"])
-        parser.add_argument("--scan", nargs="+", metavar="NAME", help=HELP["scan"])
-        parser.add_argument("--only", nargs="+", metavar="PATTERN", help=HELP["only"])
-        parser.add_argument("--skip", nargs="+", metavar="PATTERN", help=HELP["skip"])
+        parser.add_argument("--scan", action="append", metavar="NAME", help=HELP["scan"])
+        parser.add_argument("--only", action="append", metavar="PATTERN", help=HELP["only"])
+        parser.add_argument("--skip", action="append", metavar="PATTERN", help=HELP["skip"])
         parser.add_argument("--plot", type=Path, metavar="FILE", help=HELP["plot"])
         parser.add_argument("--kind", choices=("quantiles", "histogram"), help=HELP["kind"])
         parser.add_argument("--overwrite", action="store_true", help=HELP["overwrite"])
@@ -66,18 +71,17 @@ class Inspect:
 
     def run(self) -> None:
         """Print the table; draw the plot and say where it is, if one was asked for."""
-        if self.plot is not None and self.plot.exists() and not self.overwrite:
-            raise FileExistsError(f"{self.plot} is there already: --overwrite replaces it.")
+        self._check_plot()
         weights = nested(self._chosen(load_weights(self.path)))
         layout = LAYOUTS[self.layout]
         dimension_numbers = svb_jax.scan_stacks(*self.scan, inner=layout) if self.scan else layout
         try:
             print(svb_jax.spectrum_summary(weights, self.epsilon, dimension_numbers=dimension_numbers))
         except ValueError as error:
-            problem, argument, _ = str(error).partition(" Say so with dimension_numbers=")
-            if not argument:
+            message = _in_words_of_the_command_line(str(error))
+            if message == str(error):
                 raise
-            raise ValueError(f"{problem} {HINT}") from error
+            raise ValueError(message) from error
         if self.plot is not None:
             options: Any = {"kind": self.kind, "dimension_numbers": dimension_numbers}
             figure = svb_jax.plot_spectrum(weights, self.epsilon, **options)
@@ -85,8 +89,27 @@ class Inspect:
             figure.savefig(self.plot, dpi=130)
             print(f"Wrote {self.plot.absolute()}")
 
+    def _check_plot(self) -> None:
+        if self.plot is None:
+            return
+        if self.plot.suffix.lower() not in FIGURE_TYPES:
+            raise ValueError(f"inspect --plot writes {', '.join(FIGURE_TYPES)}, got {self.plot}.")
+        if self.plot.exists() and not self.overwrite:
+            raise FileExistsError(f"{self.plot} is there already: --overwrite replaces it.")
+
     def _chosen(self, weights: Weights) -> Weights:
         if not weights:
-            raise ValueError(f"inspect needs weights of a floating type, got none in {self.path}.")
+            raise ValueError(
+                f"inspect needs floating-point weights of 16 bits or more, got none in {self.path}."
+            )
         mask = svb_jax.paths(*self.only, exclude=self.skip)(weights)
         return {path: array for path, array in weights.items() if mask[path]}
+
+
+def _in_words_of_the_command_line(message: str) -> str:
+    problem, argument, _ = message.partition(" Say so with dimension_numbers=")
+    if argument:
+        return f"{problem} {HINT}"
+    return message.replace(
+        "unless dimension_numbers= says otherwise (svb_jax.every_matrix takes all)", f"({NO_MATRIX_HINT})"
+    )

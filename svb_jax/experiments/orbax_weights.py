@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 from svb_jax.training.checkpoint import load_checkpoint, load_newest, saved_steps
 
 ITEMS = ("default", "params", "state", "model")
-"""What checkpoints of several items call the one with the weights; ``default`` if it has no name."""
+"""What checkpoints of several items mostly call the one with the weights; ``default`` if it has no name."""
 
 
 def read_folder(path: Path) -> Any:
@@ -33,11 +33,21 @@ def _read_steps(path: Path) -> Any:
 def _read_step(path: Path) -> Any:
     if _is_ours(path):
         return load_checkpoint(path).arrays
-    items = [path, *(path / name for name in ITEMS)]
-    for item in items:
-        if (item / "_METADATA").is_file():
-            return _restore(item.absolute())
-    raise FileNotFoundError("it holds neither an Orbax checkpoint nor a run")
+    if _has_arrays(path):
+        return _restore(path.absolute())
+    items = sorted(item for item in path.iterdir() if _has_arrays(item))
+    usual = [path / name for name in ITEMS if path / name in items]
+    if usual or len(items) == 1:
+        return _restore((usual or items)[0].absolute())
+    if items:
+        names = ", ".join(str(item) for item in items)
+        raise FileNotFoundError(f"it holds several checkpoints; name one of them: {names}")
+    found = ", ".join(sorted(item.name for item in path.iterdir())[:10]) or "nothing"
+    raise FileNotFoundError(f"it holds no safetensors, no Orbax checkpoint and no run, but {found}")
+
+
+def _has_arrays(path: Path) -> bool:
+    return (path / "_METADATA").is_file()
 
 
 def _is_ours(path: Path) -> bool:

@@ -6,6 +6,8 @@ Nothing is ever unpickled, and a file that is not what it says gets a sentence.
 
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,9 @@ SAFETENSORS_TYPES = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": jnp.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
 }
+# Floats of eight bits and fewer are weights up to factors that are kept elsewhere, as in packed integers.
+SKIPPED_TYPES = re.compile(r"[IU]\d+|BOOL|C\d+|F[468]_?\w*")
 
 
 class UnreadableWeightsError(ValueError):
@@ -39,12 +37,12 @@ def load_weights(path: Path) -> Weights:
     """Read weights by their paths from a file or a folder.
 
     Args:
-      path: An ``.npz``, ``.safetensors`` or Flax ``.msgpack`` file; an Orbax checkpoint, the folder of a
-        checkpoint manager, or the folder of a run of ``svb train``.
+      path: An ``.npz``, ``.safetensors`` or Flax ``.msgpack`` file; a folder of safetensors, an Orbax
+        checkpoint, the folder of a checkpoint manager, or the folder of a run of ``svb train``.
 
     Returns:
       From a path such as ``conv/kernel`` to an array. Where some paths go through ``params``, only those,
-      from there on: a checkpoint's optimizer state holds arrays of the same names.
+      from there on, and none through ``opt_state``: an optimizer's state holds arrays of the same names.
 
     Raises:
       FileNotFoundError: There is no such file, or it is of another kind.
@@ -52,11 +50,11 @@ def load_weights(path: Path) -> Weights:
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {path}.")
-    read = _read_orbax if path.is_dir() else READERS.get(path.suffix)
+    read = _read_folder if path.is_dir() else READERS.get(path.suffix)
     if read is None:
         raise FileNotFoundError(
-            "inspect reads .npz, .safetensors and .msgpack files, Orbax checkpoints and the folders of runs, "
-            f"got {path}."
+            "inspect reads .npz, .safetensors and .msgpack files, folders of safetensors, Orbax checkpoints "
+            f"and the folders of runs, got {path}."
         )
     try:
         arrays = read(path)
@@ -67,7 +65,8 @@ def load_weights(path: Path) -> Weights:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         raise UnreadableWeightsError(f"{path} cannot be read: {reason}") from error
     floating = {name: array for name, array in arrays.items() if _is_floating(array)}
-    return _only_params({"/".join(_words(name)): _without_float64(a) for name, a in floating.items()})
+    weights = {"/".join(_words(name)): _without_float64(array) for name, array in floating.items()}
+    return _without_value(_only_params(weights))
 
 
 def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -109,7 +108,11 @@ def _read_safetensors(path: Path) -> Weights:
     header = json.loads(content[8:end])
     data = memoryview(content)[end:]
     entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    return {name: _safetensor(path, name, entry, data) for name, entry in entries.items()}
+    return {
+        name: _safetensor(path, name, entry, data)
+        for name, entry in entries.items()
+        if not SKIPPED_TYPES.fullmatch(entry["dtype"])
+    }
 
 
 def _safetensor(path: Path, name: str, entry: Mapping[str, Any], data: memoryview) -> np.ndarray:
@@ -128,6 +131,19 @@ def _read_msgpack(path: Path) -> Weights:
     with needs_extra("inspect of a Flax msgpack file", "train"):
         from flax import serialization
     return _flat(serialization.msgpack_restore(path.read_bytes()))
+
+
+def _read_folder(path: Path) -> Weights:
+    shards = sorted(path.glob("*.safetensors"))
+    if not shards:
+        return _read_orbax(path)
+    weights: Weights = {}
+    for shard in shards:
+        arrays = _read_safetensors(shard)
+        if twice := sorted(arrays.keys() & weights.keys()):
+            raise UnreadableWeightsError(f"{path} holds {twice[0]!r} in two files; name one of them.")
+        weights |= arrays
+    return weights
 
 
 def _read_orbax(path: Path) -> Weights:
@@ -154,11 +170,24 @@ def _flat(tree: Any, prefix: str = "") -> Weights:
 
 
 def _only_params(weights: Weights) -> Weights:
-    through = {path: _words(path) for path in weights if "params" in _words(path)[:-1]}
+    chosen = {path: words for path in weights if "opt_state" not in (words := _words(path))}
+    through = {path: words for path, words in chosen.items() if "params" in words[:-1]}
     if not through:
-        return weights
-    chosen = {path: words for path, words in through.items() if "opt_state" not in words}
-    return {"/".join(words[words.index("params") + 1 :]): weights[path] for path, words in chosen.items()}
+        return {path: weights[path] for path in chosen}
+    return {"/".join(words[words.index("params") + 1 :]): weights[path] for path, words in through.items()}
+
+
+def _without_value(weights: Weights) -> Weights:
+    """Drop the last word of ``conv/kernel/value``: NNX's states keep an array one level below its name."""
+    owners = Counter(path.rpartition("/")[0] for path in weights)
+
+    def is_variable(path: str) -> bool:
+        # A leaf of this name beside others, such as query and key, is called so by the network itself.
+        return path.endswith("/value") and owners[path.removesuffix("/value")] == 1
+
+    return {
+        path.removesuffix("/value") if is_variable(path) else path: array for path, array in weights.items()
+    }
 
 
 def _is_floating(array: np.ndarray) -> bool:
