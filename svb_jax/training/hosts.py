@@ -86,7 +86,8 @@ class Hosts:
             # JAX by itself listens on every interface.
             coordinator_bind_address=self.coordinator_bind or self.coordinator,
         )
-        reason = f"LostHost: {_lost('it is silent, or its connection broke')}"
+        # Exactly what the command line prints of a LostHost: a reader need not know which way it was noticed.
+        reason = _lost("it is silent, or its connection broke")
 
     def _missing(self) -> str:
         where = "the cluster's hosts" if self.cluster else f"{self.num_processes} hosts at {self.coordinator}"
