@@ -38,8 +38,18 @@ def test_a_notebook_shows_the_figure_without_pyplot():
 def test_before_is_drawn_behind():
     (axes,) = svb_jax.plot_spectrum(svb_jax.project(WIDE, 0.25), before=WIDE).axes
     assert spans(axes)[::2] == [[0.5, 3.0], [2.0, 2.0], [0.8, 1.25], [1.25, 1.25]]
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
-    assert names == ["band 0.667 to 1.5", "before", "now"]
+    assert legend_names(axes)[:3] == ["band 0.667 to 1.5", "before", "now"]
+
+
+def legend_names(axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def test_the_legend_explains_lines_and_dots():
+    (axes,) = svb_jax.plot_spectrum(WIDE).axes
+    assert legend_names(axes) == ["band 0.667 to 1.5", "now", "all values", "middle 80 %", "median"]
+    (axes,) = svb_jax.plot_spectrum(WIDE, before=WIDE, kind="histogram").axes
+    assert legend_names(axes) == ["band 0.667 to 1.5", "before", "now"]
 
 
 def test_histograms_hold_every_value():

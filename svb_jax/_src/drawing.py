@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from svb_jax._src.figures import COLOURS, INK, legend, log_scale, new_figure
 
@@ -32,7 +34,7 @@ def layers(now: Values, then: Values, band: Band, kind: Literal["quantiles", "hi
     edges = _bin_edges(values, is_positive)
     for spectra, colour, label in ((then, GREY, "before"), (now, COLOURS["red"], "now")):
         for place, spectrum in enumerate(spectra.values()):
-            named = label if then and place == 0 else ""
+            named = label if place == 0 else ""
             if kind == "quantiles":
                 _draw_quantiles(
                     axes, place - 0.25 * (bool(then) and label == "before"), spectrum, colour, named
@@ -43,7 +45,7 @@ def layers(now: Values, then: Values, band: Band, kind: Literal["quantiles", "hi
     axes.set_ylim(len(now) - 0.4, -1.0)
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="singular value")
-    legend(axes, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    legend(axes, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handles=_legend_handles(axes, kind))
     return figure
 
 
@@ -69,6 +71,20 @@ def over_time(bounds: Mapping[str, Mapping[int, tuple[float, float, float]]], ba
     below.set(ylabel="share clipped", xlabel="step", ylim=(0, None))
     legend(above)
     return figure
+
+
+def _legend_handles(axes: Axes, kind: Literal["quantiles", "histogram"]) -> list[Artist]:
+    """Return what was drawn under a name, and what the parts of a line mean."""
+    named, _ = axes.get_legend_handles_labels()
+    if kind == "histogram":
+        return named
+    dot = {"marker": "o", "markersize": 4, "color": "white", "markeredgecolor": INK}
+    return [
+        *named,
+        Line2D([], [], color=INK, linewidth=1, label="all values"),
+        Line2D([], [], color=INK, linewidth=3.5, label="middle 80 %"),
+        Line2D([], [], linestyle="none", label="median", **dot),
+    ]
 
 
 def _draw_quantiles(axes: Axes, place: float, spectrum: np.ndarray, colour: str, label: str) -> None:
