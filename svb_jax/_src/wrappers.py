@@ -36,27 +36,38 @@ def svb(
     """Train with Singular Value Bounding: ``inner``, with every weight matrix bounded every ``every`` steps.
 
     Args:
-      inner: any optax optimizer.
-      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``.
-      every: steps between two projections.
-      until: as for :func:`bound_singular_values`, and so are all that follow.
-      method: the route.
-      centre: the middle of the band.
-      dimension_numbers: which leaves are matrices, and their axes.
-      where: which leaves to bound.
-      axis_name: the axis to share the work over.
-      mesh: the mesh to share the work over.
-      shardings: how the parameters lie on a mesh.
-      keep_dtype: keep the updates of half-precision leaves in their type.
-      per_layer: keep statistics of every layer too.
-      name: what :func:`projection_stats` calls this bound.
+      inner: The optax optimizer to wrap.
+      epsilon: The width of the band ``[1 / (1 + epsilon), 1 + epsilon]``. It may be a number, a schedule, or
+        a mapping from path patterns to either.
+      every: The number of steps between two projections; the first is at step ``every``, counted from 1.
+      until: The last step at which to project. By default projections never end.
+      method: The algorithm, as for :func:`clip_singular_values`. ``"auto"`` takes the platform's fastest.
+      centre: The middle of the band: a number, or a function of a matrix's ``(outputs, inputs)``.
+      dimension_numbers: Which leaves are matrices, and which of their axes are inputs and outputs: a function
+        such as :func:`attention`, or a tree of :class:`MatrixAxes`. By default names and shapes decide.
+      where: The leaves to bound, as path patterns (see :func:`paths`) or as a mask. By default all matrices.
+      axis_name: The axis of the surrounding ``pmap`` or ``shard_map`` to spread the work over.
+      mesh: The mesh to spread the work over, under a plain ``jit``.
+      shardings: How the parameters are sharded over a mesh, as a tree of ``NamedSharding``. Needed where they
+        are sharded over automatic axes, since traced arrays do not tell.
+      keep_dtype: Whether updates of half-precision leaves stay in their type. By default they become float32,
+        so that the projection is rounded only once, when it is stored.
+      per_layer: Whether to keep statistics of every layer as well as of the whole network.
+      name: The name of this bound in :func:`projection_stats`.
 
     Returns:
-      An optimizer that passes extra arguments on to ``inner``.
+      An optimizer whose ``update`` needs ``params`` and passes extra arguments on to ``inner``.
+      :func:`bound_singular_values` is the same bound as a link of a chain, and has the formula.
 
     Example:
-      >>> import optax, svb_jax
-      >>> tx = svb_jax.svb(optax.sgd(0.5, momentum=0.9, nesterov=True), epsilon=0.5, every=391)
+      >>> import jax.numpy as jnp, optax, svb_jax
+      >>> tx = svb_jax.svb(optax.sgd(0.1), epsilon=0.5, every=1)
+      >>> params = {"kernel": jnp.diag(jnp.array([3.0, 1.0, 0.1]))}
+      >>> grads = {"kernel": jnp.zeros((3, 3))}
+      >>> updates, state = tx.update(grads, tx.init(params), params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> jnp.diag(params["kernel"]).round(4)
+      Array([1.5   , 1.    , 0.6667], dtype=float32)
     """
     check_inner("svb", inner)
     bound = bound_singular_values(
@@ -93,24 +104,38 @@ def bbn(
     """Train with Bounded Batch Normalization: ``inner``, with scales bounded every ``every`` steps.
 
     Args:
-      inner: any optax optimizer, such as :func:`svb`'s.
-      epsilon: the band around the mean.
-      every: steps between two boundings.
-      until: as for :func:`bound_batch_norm_scales`, and so are all that follow.
-      kind: ``bbn`` or ``relative``.
-      bn_epsilon: what the network's BatchNorm adds to its variance.
-      pairs: which scale has which variance, if the paths do not tell: the path of a scale, and that of its
-        variance in ``batch_stats`` or the variance itself.
-      where: which leaves to bound.
-      keep_dtype: keep the updates of half-precision leaves in their type.
-      name: what :func:`projection_stats` calls this bound.
+      inner: The optax optimizer to wrap, for example what :func:`svb` returns.
+      epsilon: The width of the band ``[1 / (1 + epsilon), 1 + epsilon]`` around the layer's mean. It may be a
+        number or a schedule.
+      every: The number of steps between two boundings; the first is at step ``every``, counted from 1.
+      until: The last step at which to bound. By default bounding never ends.
+      kind: What is bounded: ``"bbn"`` bounds each scale over its running standard deviation, as in the paper.
+        ``"relative"`` bounds the scale itself, as the authors' code does by default.
+      bn_epsilon: The number that the network's BatchNorm adds to its variance.
+      pairs: The variance of each scale where the paths do not tell: a mapping from the path of a scale to the
+        path of its variance in ``batch_stats``, or to the variance itself.
+      where: The leaves to bound, as path patterns (see :func:`paths`) or as a mask. By default all scales
+        that have a running variance.
+      keep_dtype: Whether updates of half-precision leaves stay in their type. By default they become float32,
+        so that the bounded scale is rounded only once, when it is stored.
+      name: The name of this bound in :func:`projection_stats`.
 
     Returns:
-      An optimizer whose ``update`` needs ``batch_stats`` and passes extra arguments on to ``inner``.
+      An optimizer whose ``update`` needs ``params`` and ``batch_stats``, the running statistics as this step
+      updated them, and passes extra arguments on to ``inner``. :func:`bound_batch_norm_scales` is the same
+      bound as a link of a chain, and has the formula.
 
     Example:
-      >>> import optax, svb_jax
-      >>> tx = svb_jax.bbn(svb_jax.svb(optax.sgd(0.5), epsilon=0.5, every=391), epsilon=1.0, every=391)
+      >>> import jax.numpy as jnp, optax, svb_jax
+      >>> tx = svb_jax.bbn(optax.sgd(0.1), epsilon=1.0, every=1)
+      >>> params = {"bn": {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])}}
+      >>> grads = {"bn": {"scale": jnp.zeros(4)}}
+      >>> batch_stats = {"bn": {"var": jnp.ones(4)}}
+      >>> state = tx.init(params)
+      >>> updates, state = tx.update(grads, state, params, batch_stats=batch_stats)
+      >>> params = optax.apply_updates(params, updates)
+      >>> params["bn"]["scale"].round(4)
+      Array([6. , 1.5, 1.5, 2. ], dtype=float32)
     """
     check_inner("bbn", inner)
     bound = bound_batch_norm_scales(
