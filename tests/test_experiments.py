@@ -1,11 +1,23 @@
 """Every row has the settings and the numbers that the paper prints, at every scale."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
 from svb_jax import models
-from svb_jax.experiments import catalogue, convergence, figure2, rates, runner, table1, table2, table3, table4
+from svb_jax.experiments import (
+    catalogue,
+    convergence,
+    figure2,
+    rates,
+    record,
+    runner,
+    table1,
+    table2,
+    table3,
+    table4,
+)
 from svb_jax.experiments.experiment import Printed
 from svb_jax.experiments.listing import List, cost
 from svb_jax.experiments.scales import SCALES
@@ -13,6 +25,7 @@ from svb_jax.training import sampling
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.optimizer import Span
 
+ROOT = Path(__file__).parents[1]
 PRINTED = [name for name, experiment in catalogue.EXPERIMENTS.items() if experiment.paper]
 PRINTED_ROWS = [(name, row) for name in PRINTED for row in catalogue.EXPERIMENTS[name].rows]
 TRAINED = [name for name in catalogue.EXPERIMENTS if name not in ("deep_linear", "transformer")]
@@ -174,6 +187,15 @@ def test_rates_are_judged_on_held_out_training_images():
     assert {config.holdout for config in configs} == {5_000}
     assert {config.epochs for config in configs} == {5}
     assert all(config.holdout is None for config in convergence.ROWS.values())
+
+
+def test_convergence_has_the_rates_that_were_best_on_held_out_images():
+    records = record.collect(ROOT / "experiments/results", ROOT / "none")
+    errors = {run.row: run.result["test_error"] for run in records if run.experiment == "rates"}
+    for row in ("sgd", "svb"):
+        best = min((name for name in errors if name.startswith(f"{row}-")), key=errors.__getitem__)
+        assert best == f"{row}-{convergence.ROWS[row].learning_rate:g}"
+    assert "0.05 for both" in " ".join(rates.EXPERIMENT.notes)
 
 
 def test_smoke_scale_needs_no_data():

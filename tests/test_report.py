@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from svb_jax.experiments import catalogue, comparison, figure1, plots, record, report, table1, table2, tables
 from svb_jax.experiments.experiment import Experiment
@@ -111,6 +113,93 @@ def test_table_has_paper_and_ours(chapter):
     assert svb["best epoch"] == "45.75"
     assert (sgd["after a last projection"], svb["after a last projection"]) == ("-", "47.00")
     assert svb["runs"] == "3"
+
+
+def test_bold_rows_are_those_whose_paired_interval_excludes_zero(chapter):
+    errors = {"sgd": (50.0, 52.0, 54.0), "svb": (49.0, 51.0, 53.5), "svb+bbn": (44.0, 51.0, 53.0)}
+    runs = {row: with_errors(chapter.runs[row], values) for row, values in errors.items()}
+    table = tables.results_table(table1.EXPERIMENT, runs)
+    # SVB+BBN has the lowest mean, but its differences -6, -1, -1 do not rule out zero.
+    assert cells(table, "svb+bbn")["test error %"] == "49.33 ± 4.73"
+    assert cells(table, "svb")["test error %"] == "**51.17 ± 2.25**"
+    assert cells(table, "sgd")["test error %"] == "52.00 ± 2.00"
+
+
+def with_errors(records, errors) -> list[record.Record]:
+    """The same runs with other final errors."""
+    return [
+        replace(
+            run,
+            result={**run.result, "test_error": error},
+            metrics=[*run.metrics[:-1], {**run.metrics[-1], "test_error": error}],
+        )
+        for run, error in zip(records, errors, strict=True)
+    ]
+
+
+@pytest.fixture
+def diverged(chapter):
+    """SVB ends at 1e10 in one of three seeds, and at nothing that JSON can hold in another."""
+    metric = replace(table1.EXPERIMENT.metric, limit=100.0)
+    runs = {**chapter.runs, "svb": with_errors(chapter.runs["svb"], (1e10, None, 46.0))}
+    return replace(chapter, experiment=replace(table1.EXPERIMENT, metric=metric), runs=runs)
+
+
+def test_a_row_with_diverged_runs_has_no_mean_interval_or_difference(diverged):
+    row = cells(tables.results_table(diverged.experiment, diverged.runs), "svb")
+    assert row["test error %"] == "diverged (2 of 3)"
+    assert (row["95 % interval"], row["difference, paired"], row["best run"]) == ("-", "-", "46.00")
+    text = report.to_markdown([diverged])
+    assert "00000" not in text
+    assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+def test_a_diverged_run_has_no_headline_and_no_say_in_the_axes(diverged):
+    (card,) = report._cards(diverged)
+    assert "svb+bbn against sgd" in card
+    (axes,) = plots.curves(diverged.experiment, diverged.runs).axes
+    assert axes.get_ylim()[1] < 60
+    assert "svb (diverged)" in [line.get_label() for line in axes.lines]
+
+
+def test_a_baseline_that_diverged_is_compared_with_nothing(chapter):
+    runs = {**chapter.runs, "sgd": with_errors(chapter.runs["sgd"], (50.0, math.inf, 54.0))}
+    table = tables.results_table(table1.EXPERIMENT, runs)
+    assert cells(table, "svb")["difference, paired"] == "-"
+    assert cells(table, "svb")["test error %"] == "46.00 ± 1.00"
+
+
+def test_numbers_that_are_missing_print_as_a_dash(chapter):
+    (first, *others) = chapter.runs["svb"]
+    first = replace(first, result={**first.result, "best_test_error": math.nan})
+    table = tables.results_table(table1.EXPERIMENT, {**chapter.runs, "svb": [first, *others]})
+    assert cells(table, "svb")["best epoch"] == "-"
+
+
+@pytest.mark.parametrize("std", [0.01, 0.5, 1.7, 40.0])
+def test_seeds_needed_are_the_fewest_that_make_the_interval_small_enough(std):
+    n = comparison.seeds_needed(std, half_width=0.5)
+
+    def half(n):
+        return stats.t.ppf(0.975, n - 1) * std / n**0.5
+
+    assert half(n) <= 0.5
+    assert n == 2 or half(n - 1) > 0.5
+
+
+def test_report_says_what_is_open_and_what_would_decide_it(chapter):
+    runs = {**chapter.runs, "svb": with_errors(chapter.runs["svb"], (50.5, 51.5, 54.0))}
+    runs["svb+bbn"] = runs["svb+bbn"][:2]
+    # Differences 0.5, -0.5 and 0 have standard deviation 0.5: 7 seeds.
+    expected = (
+        "Undecided, as their intervals include zero: `svb`. Seeds that an interval of ± 0.5 points would "
+        "take, by the standard deviation of the paired differences so far: `svb` about 7 (0.50 over "
+        "3 seeds). Too few seeds for an interval that says anything: `svb+bbn`."
+    )
+    assert tables.open_questions(table1.EXPERIMENT, runs) == expected
+    assert expected in report.to_markdown([replace(chapter, runs=runs)])
+    assert "<code>svb+bbn</code>." in report.to_html([replace(chapter, runs=runs)])
+    assert tables.open_questions(table1.EXPERIMENT, chapter.runs) == ""
 
 
 def test_table_compares_seed_by_seed_with_sgd(chapter):
@@ -222,8 +311,27 @@ def test_curves_show_the_second_half_of_training(chapter):
 
 def test_headlines_need_three_seeds(chapter):
     assert len(list(report._cards(chapter))) == 1
-    fewer = replace(chapter, runs={row: records[:2] for row, records in chapter.runs.items()})
-    assert list(report._cards(fewer)) == []
+    fewer = {row: records[:2] for row, records in chapter.runs.items()}
+    # Equal differences leave an interval without width, which excludes zero for two seeds as well.
+    fewer["svb"] = with_errors(fewer["svb"], (45.0, 47.0))
+    assert list(report._cards(replace(chapter, runs=fewer))) == []
+
+
+def test_headlines_need_an_interval_that_excludes_zero(chapter):
+    # Differences -6, -6, 0.5 and -4, -4, +1: better by several points on average, but not for certain.
+    runs = {
+        "sgd": chapter.runs["sgd"],
+        "svb": with_errors(chapter.runs["svb"], (44.0, 46.0, 54.5)),
+        "svb+bbn": with_errors(chapter.runs["svb+bbn"], (46.0, 48.0, 55.0)),
+    }
+    assert list(report._cards(replace(chapter, runs=runs))) == []
+
+
+def test_headlines_have_the_largest_harm_beside_the_largest_improvement(chapter):
+    runs = {**chapter.runs, "svb+bbn": with_errors(chapter.runs["svb+bbn"], (53.0, 55.0, 57.5))}
+    better, worse = report._cards(replace(chapter, runs=runs))
+    assert "-6.00 points" in better
+    assert "+3.17 points" in worse
 
 
 def test_histogram_panel_draws_the_shares_of_its_layers(chapter):
@@ -235,6 +343,21 @@ def test_histogram_panel_draws_the_shares_of_its_layers(chapter):
     filled = [(low, high) for share, low, high in zip(shares, edges, edges[1:], strict=False) if share]
     assert [share for share in shares if share] == pytest.approx([1 / 3] * 3)
     assert all(low <= value < high for value, (low, high) in zip((0.1, 1.0, 3.0), filled, strict=True))
+
+
+def test_histograms_end_where_their_values_and_the_band_do():
+    looks = {"svb": {"color": "red"}, "sgd": {"color": "blue"}}
+    axes = plots.new_figure(1, 1)[1][0, 0]
+    # SVB's largest value is 1.549; 1.5 itself is in the bin from 1.50 to 1.52.
+    histograms = {
+        name: record.histogram(np.array(values))
+        for name, values in (("svb", [1 / 1.5, 1.0, 1.5, 1.549]), ("sgd", [0.3, 1.0, 3.0]))
+    }
+    plots.draw_histograms(axes, histograms, looks, [(1 / 1.5, 1.5)])
+    edges = {patch.get_label(): patch.get_data().edges for patch in axes.patches}
+    assert edges["svb"][[0, -1]] == pytest.approx([0.66, 1.56])
+    assert edges["sgd"][[0, -1]] == pytest.approx([0.30, 3.02])
+    assert all(np.isclose(edges["sgd"], end).any() for end in (0.66, 1.52))
 
 
 def test_sigma_panel_draws_what_was_logged_and_the_ends_where_nothing_was(chapter):
@@ -354,12 +477,18 @@ def test_report_writes_page_tables_and_pictures(runs, tmp_path, capsys):
     out = tmp_path / "out"
     for row in ("svb", "svb+bbn"):
         shutil.rmtree(runs / "table1" / row)
-    report.Report(out=out, runs=runs, results=tmp_path / "none", figures=out / "figures").run()
+    tables_file = out / "docs" / "results.md"
+    tables_file.parent.mkdir(parents=True)
+    report.Report(
+        out=out, runs=runs, results=tmp_path / "none", figures=out / "figures", tables=tables_file
+    ).run()
     assert str(out / "report.html") in capsys.readouterr().out
     assert (out / "report.md").read_text().startswith(f"# {report.TITLE}")
     assert report.PAPER_ADDRESS in (out / "report.html").read_text()
     pictures = sorted(path.name for path in (out / "figures").iterdir())
     assert pictures == [f"table1-small-{what}.png" for what in ("curves", "sigma-range", "spectra")]
+    linked = re.findall(r"^!\[[^]]+\]\((.*)\)$", tables_file.read_text(), re.MULTILINE)
+    assert sorted(linked) == [f"../figures/{name}" for name in pictures]
 
 
 def test_report_without_runs_says_how_to_get_some(tmp_path):

@@ -1,11 +1,15 @@
 """Means, spreads and paired comparisons over a handful of seeds."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
+
+FEWEST_SEEDS = 3
+"""With fewer, an interval is too wide and its standard deviation too rough to conclude anything."""
 
 
 class Spread(NamedTuple):
@@ -34,16 +38,23 @@ class Paired(NamedTuple):
     Attributes:
       n: how many seeds both have.
       mean: the mean difference.
-      low: the lower end of its 95 % confidence interval; NaN of a single seed.
+      std: the sample standard deviation of the differences; NaN of a single seed.
+      low: the lower end of the mean's 95 % confidence interval; NaN of a single seed.
       high: its upper end.
       wins: for how many seeds the setting has the smaller value.
     """
 
     n: int
     mean: float
+    std: float
     low: float
     high: float
     wins: int
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the interval excludes zero, which that of a single seed never does."""
+        return self.high < 0 or self.low > 0
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -56,8 +67,7 @@ def spread(values: Sequence[float]) -> Spread:
     """
     array = np.asarray(values, float)
     mean, half = float(array.mean()), _half_width(array)
-    std = float(array.std(ddof=1)) if len(array) > 1 else math.nan
-    return Spread(len(array), mean, std, mean - half, mean + half, float(array.min()))
+    return Spread(len(array), mean, _std(array), mean - half, mean + half, float(array.min()))
 
 
 def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Paired | None:
@@ -72,12 +82,35 @@ def paired(values: Mapping[int, float], baseline: Mapping[int, float]) -> Paired
         return None
     differences = np.array([values[seed] - baseline[seed] for seed in seeds])
     mean, half = float(differences.mean()), _half_width(differences)
-    return Paired(len(seeds), mean, mean - half, mean + half, int((differences < 0).sum()))
+    wins = int((differences < 0).sum())
+    return Paired(len(seeds), mean, _std(differences), mean - half, mean + half, wins)
+
+
+def seeds_needed(std: float, half_width: float) -> int:
+    """How many seeds bring the 95 % interval of a mean down to plus or minus ``half_width``.
+
+    Args:
+      std: the standard deviation of what is averaged.
+      half_width: half of the interval that would do; positive.
+
+    Example:
+      >>> seeds_needed(0.5, half_width=0.5)
+      7
+    """
+    # Student's t is always above the normal distribution's 1.96, which has a closed form to start from.
+    start = max(2, math.floor((1.95 * std / half_width) ** 2))
+    return next(n for n in itertools.count(start) if _factor(n) * std <= half_width)
+
+
+def _std(values: np.ndarray) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else math.nan
 
 
 def _half_width(values: np.ndarray) -> float:
     """Half of the 95 % confidence interval of a mean."""
-    n = len(values)
-    if n < 2:
-        return math.nan
-    return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return _factor(len(values)) * _std(values) if len(values) > 1 else math.nan
+
+
+def _factor(n: int) -> float:
+    """Half of the 95 % interval of the mean of ``n`` values, in standard deviations (Student's t)."""
+    return float(stats.t.ppf(0.975, n - 1)) / math.sqrt(n)

@@ -8,7 +8,7 @@ The learning rates are those that ``rates`` found for the ConvNet: it was not sw
 
 from dataclasses import replace
 
-from svb_jax.experiments.convergence import ROWS, SGD_RATE, SVB_RATE
+from svb_jax.experiments.convergence import COLUMNS, LIMITS, ROWS, SGD_RATE, SVB_RATE
 from svb_jax.experiments.experiment import Experiment
 from svb_jax.experiments.plots import STANDARD_FIGURES
 
@@ -20,8 +20,11 @@ EXPERIMENT = Experiment(
     seeds=5,
     reference="sgd",
     figures=STANDARD_FIGURES,
+    columns=COLUMNS,
     shows_times=False,
     notes=(
+        "All rows are compared with `sgd`.",
+        LIMITS,
         f"First learning rates: {SGD_RATE:g} for `sgd` and {SVB_RATE:g} for the others, as chosen for the "
         "20-layer ConvNet on held-out training images (`rates`).",
         "ε is 0.5 and ε̃ is 1; projections come once an epoch.",

@@ -1,6 +1,7 @@
 """What an experiment is: named rows, each a whole training run, with the paper's numbers beside them."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
@@ -11,7 +12,7 @@ from svb_jax.training.config import TrainConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from svb_jax.experiments.record import Runs
+    from svb_jax.experiments.record import Record, Runs
 
 RUNS = Path("runs")
 
@@ -87,20 +88,49 @@ class PriorArt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metric:
-    """The number that a run is judged by: a key of its result and of its metrics, the smaller the better."""
+    """The number that a run is judged by: a key of its result and of its metrics, the smaller the better.
+
+    Example:
+      >>> loss = Metric(key="validation_loss", unit=" nats", form=".3f", limit=9.0)
+      >>> loss.show(2.0), loss.show_difference(2.0), loss.show(None), loss.has_diverged(1e9)
+      ('2.000', '+2.000', '-', True)
+    """
 
     key: str = "test_error"
     label: str = "test error"
     unit: str = " %"
     form: str = ".2f"
+    limit: float = math.inf
+    """A run that ends above it has diverged: its value says nothing, and must not enter a mean."""
+    resolution: float | None = None
+    """A difference worth knowing: reports say how many seeds an interval of plus or minus this takes."""
 
-    def show(self, value: float) -> str:
-        """The value as a reader wants it, without its unit."""
-        return format(value, self.form)
+    @property
+    def difference_unit(self) -> str:
+        """Differences of percentages are points."""
+        return self.unit.replace("%", "points")
 
-    def show_difference(self, value: float) -> str:
+    def has_diverged(self, value: float | None) -> bool:
+        """Whether a run that ended with this value counts as diverged; None stands for not finite."""
+        return value is None or not math.isfinite(value) or value > self.limit
+
+    def num_diverged(self, records: Sequence["Record"]) -> int:
+        """How many of the runs have diverged."""
+        return sum(self.has_diverged(record.result[self.key]) for record in records)
+
+    def show(self, value: float | None) -> str:
+        """The value as a reader wants it, without its unit; a dash if there is none."""
+        return self._format(value, self.form)
+
+    def show_difference(self, value: float | None) -> str:
         """The same with its sign."""
-        return format(value, f"+{self.form}")
+        return self._format(value, f"+{self.form}")
+
+    def _format(self, value: float | None, form: str) -> str:
+        return "-" if value is None or math.isnan(value) else format(value, form)
+
+
+TEST_ERROR = Metric(resolution=0.5)
 
 
 def train_network(config: TrainConfig) -> object:
@@ -144,7 +174,7 @@ class Experiment(Generic[Config]):
     """Titles of the panels that curves are drawn in, and their rows; one panel with all rows if empty."""
     figures: Sequence[Callable[["Experiment[Any]", "Runs"], "Figure"]] = ()
     """What draws the figures from the runs; the first line of each one's docstring is its caption."""
-    metric: Metric = Metric()
+    metric: Metric = TEST_ERROR
     columns: Mapping[str, str] = dataclasses.field(default_factory=lambda: STANDARD_COLUMNS)
     """Further columns of the table: heading and key of the result, shown as a mean over the seeds."""
     scales: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=lambda: SCALES)

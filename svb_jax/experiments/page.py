@@ -35,7 +35,7 @@ tbody tr:last-child td { border-bottom: 0; } tbody tr:nth-child(even) { backgrou
 code { font: 0.85em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 figure { margin: 18px 0; padding: 14px 16px 10px; background: var(--card); border: 1px solid var(--line);
   border-radius: 12px; color: var(--ink); overflow-x: auto; }
-figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; min-width: 480px; }
+figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { margin-top: 6px; }
 """
 

@@ -15,25 +15,29 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from svb_jax._src.figures import COLOURS, INK, STYLE, legend, log_scale, new_figure
-from svb_jax.experiments.experiment import Experiment
-from svb_jax.experiments.record import BIN_WIDTH, Histogram, Record, Runs, merge
+from svb_jax.experiments.experiment import Experiment, Metric
+from svb_jax.experiments.record import BIN_WIDTH, Histogram, Record, Runs, fine_bin, merge
 
 LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
 LEAST_SHARE = 5e-4
 """Where the vertical axis of a histogram begins."""
+BIN_RATIO = 1.12
+"""By how much a histogram's bins grow."""
 LAYER_GROUPS = ("lower layers", "middle layers", "higher layers")
 
 
 def curves(experiment: Experiment[Any], runs: Runs) -> Figure:
-    """What rows are judged by, after each epoch: the mean of the seeds, between the best and the worst."""
+    """Each row after each epoch: the mean of its seeds, shaded from the best seed to the worst."""
     panels = drawn_panels(experiment, runs)
     figure, grid = new_figure(-(-len(panels) // 3), min(3, len(panels)), sharex=True)
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
         for row, look in looks(experiment, rows):
-            draw_range(axes, [record.curve(experiment.metric.key) for record in runs[row]], row, look)
-        axes.set(title=title, ylabel=f"{experiment.metric.label}{experiment.metric.unit}")
+            label = f"{row} (diverged)" if experiment.metric.num_diverged(runs[row]) else row
+            draw_range(axes, [record.curve(experiment.metric.key) for record in runs[row]], label, look)
+        unit = experiment.metric.unit.strip()
+        axes.set(title=title, ylabel=experiment.metric.label + (f" ({unit})" if unit else ""))
         label_epochs(axes)
-        show_second_half(axes, experiment.metric.key, [run for row in rows for run in runs[row]])
+        show_second_half(axes, experiment.metric, [run for row in rows for run in runs[row]])
         name_lines_below(axes)
     hide_unused(grid, len(panels))
     return figure
@@ -47,9 +51,9 @@ def spectra(experiment: Experiment[Any], runs: Runs) -> Figure:
         for number, axes in enumerate(line):
             axes.axvline(1, color=INK, linewidth=1, linestyle=":", label="before training: all 1")
             draw_bands(axes.axvspan, experiment, rows)
-            draw_histograms(
-                axes, {row: layer_group(runs[row], number) for row in rows}, dict(looks(experiment, rows))
-            )
+            histograms = {row: layer_group(runs[row], number) for row in rows}
+            bands = [band for row in rows if (band := experiment.band(row)) is not None]
+            draw_histograms(axes, histograms, dict(looks(experiment, rows)), bands)
             axes.set(xlabel="singular value")
         line[0].set_ylabel("\n".join(filter(None, [title, "share of values"])))
         legend(line[-1], loc="upper left", bbox_to_anchor=(1, 1))
@@ -160,13 +164,16 @@ def label_epochs(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
-def show_second_half(axes: Axes, key: str, records: Sequence[Record]) -> None:
-    """Let the vertical axis end where the second half of training does: the first epochs would flatten it."""
+def show_second_half(axes: Axes, metric: Metric, records: Sequence[Record]) -> None:
+    """Let the vertical axis end where the second half of training does: the first epochs would flatten it.
+
+    So would runs that diverged, which leave it at the top.
+    """
     late = [
         value
         for record in records
-        for epoch, value in zip(*record.curve(key), strict=True)
-        if epoch > record.metrics[-1]["epoch"] / 2
+        for epoch, value in zip(*record.curve(metric.key), strict=True)
+        if epoch > record.metrics[-1]["epoch"] / 2 and not metric.has_diverged(value)
     ]
     if late:
         low, high = min(late), max(late)
@@ -175,27 +182,38 @@ def show_second_half(axes: Axes, key: str, records: Sequence[Record]) -> None:
 
 
 def draw_histograms(
-    axes: Axes, histograms: Mapping[str, Histogram], looks: Mapping[str, dict[str, Any]]
+    axes: Axes,
+    histograms: Mapping[str, Histogram],
+    looks: Mapping[str, dict[str, Any]],
+    bands: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Draw histograms as stairs in common bins of equal width on a logarithmic axis."""
+    """Draw histograms as stairs in common bins of equal width on a logarithmic axis.
+
+    No stair crosses the end of a band, and each histogram ends where its own values do: a wide bin would show
+    them farther from the band than they are.
+    """
     numbers = {label: np.array(list(map(int, histogram))) for label, histogram in histograms.items()}
     low, high = min(bins.min() for bins in numbers.values()), max(bins.max() for bins in numbers.values())
-    starts = log_bins(low, high + 1)
+    # A value at the upper end is in the fine bin that begins there.
+    ends = [int(end) for below, above in bands for end in (fine_bin(below), fine_bin(above) + 1)]
+    starts = with_edges(log_bins(low, high + 1), ends)
     for label, histogram in histograms.items():
-        places = np.searchsorted(starts, numbers[label], side="right") - 1
-        counts = np.bincount(places, weights=list(histogram.values()), minlength=len(starts) - 1)
+        own = np.unique(np.clip(starts, numbers[label].min(), numbers[label].max() + 1))
+        places = np.searchsorted(own, numbers[label], side="right") - 1
+        counts = np.bincount(places, weights=list(histogram.values()), minlength=len(own) - 1)
         # On a logarithmic axis the first bin, which begins at zero, is as wide as the second.
-        edges = np.maximum(starts, 0.5) * BIN_WIDTH
+        edges = np.maximum(own, 0.5) * BIN_WIDTH
         axes.stairs(counts / counts.sum(), edges, label=label, linewidth=1.6, **looks[label])
     log_scale(axes, "x")
     # One tall bar at one must not hide the values far from it, which are few.
     axes.set_ylim(LEAST_SHARE, 1)
     log_scale(axes, ticks=(1,))
-    # Three panels stand side by side: two numbers a decade have room.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=12))
+    # Three panels stand side by side: two numbers a decade have room in two decades and a half.
+    left, right = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if right < 300 * left else (1,), numticks=12))
 
 
-def log_bins(low: int, end: int, ratio: float = 1.12) -> np.ndarray:
+def log_bins(low: int, end: int, ratio: float = BIN_RATIO) -> np.ndarray:
     """The first fine bin of each wide one, from the one that holds ``low``; the last is not before ``end``.
 
     Wide bins grow by the ratio where the fine ones allow it.
@@ -207,6 +225,17 @@ def log_bins(low: int, end: int, ratio: float = 1.12) -> np.ndarray:
     count = math.ceil(math.log(end, ratio)) + 1
     starts = np.unique([0, *np.round(ratio ** np.arange(count)).astype(int)])
     return starts[np.searchsorted(starts, low, side="right") - 1 :]
+
+
+def with_edges(starts: np.ndarray, edges: Sequence[int], ratio: float = BIN_RATIO) -> np.ndarray:
+    """Put edges in the place of those that are near them: an edge too many would leave a bin too narrow.
+
+    Example:
+      >>> with_edges(np.array([1, 2, 4, 8, 16]), [9], ratio=2.0).tolist()
+      [1, 2, 4, 9, 16]
+    """
+    nearness = [np.abs(np.log(np.maximum(starts, 0.5) / edge)) < math.log(ratio) / 2 for edge in edges]
+    return np.union1d(starts[~np.any(nearness, axis=0)], edges) if edges else starts
 
 
 def layer_group(records: Sequence[Record], number: int) -> Histogram:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from svb_jax.training.durable import RUN_FILES, altered, read_regular
 from svb_jax.training.npz import load_npz
@@ -152,11 +153,21 @@ def histogram(values: np.ndarray) -> Histogram:
       >>> histogram(np.array([0.999, 1.0, 1.01, 3.3]))
       {'49': 1, '50': 2, '165': 1}
     """
-    # A value that float32 leaves just under a bin's edge, such as the ones of an orthogonal matrix, is on it.
-    bins = np.floor(np.ravel(values) / BIN_WIDTH + 1e-3).astype(int)
+    bins = fine_bin(np.ravel(values))
     return {
         str(number): int(count) for number, count in zip(*np.unique(bins, return_counts=True), strict=True)
     }
+
+
+def fine_bin(values: ArrayLike) -> np.ndarray:
+    """The numbers of the bins that hold these values.
+
+    Example:
+      >>> fine_bin([0.999, 1.0, 3.3]).tolist()
+      [49, 50, 165]
+    """
+    # A value that float32 leaves just under a bin's edge, such as the ones of an orthogonal matrix, is on it.
+    return np.floor(np.asarray(values) / BIN_WIDTH + 1e-3).astype(int)
 
 
 def _identity(record: Record) -> tuple[str, str, str, int]:

@@ -1,18 +1,30 @@
 """``svb report``: finished runs as one self-contained HTML page and as Markdown tables."""
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from matplotlib.figure import Figure
 
 from svb_jax.experiments import catalogue, page, plots, record
+from svb_jax.experiments.comparison import FEWEST_SEEDS
 from svb_jax.experiments.experiment import RUNS, Experiment
 from svb_jax.experiments.program import command, given
 from svb_jax.experiments.record import Record, Runs
-from svb_jax.experiments.tables import compare, inline_html, prior_art_table, provenance, results_table
+from svb_jax.experiments.tables import (
+    compare,
+    inline_html,
+    open_questions,
+    prior_art_table,
+    provenance,
+    results_table,
+)
+
+Draw = Callable[[Experiment[Any], Runs], Figure]
 
 TITLE = "Singular Value Bounding: the paper's experiments"
 PAPER_ADDRESS = "https://arxiv.org/abs/1611.06013"
@@ -25,11 +37,12 @@ OPENING = (
     " (Jia, Tao, Gao and Xu, CVPR 2017).",
 )
 LEAD = (
-    "Means over seeds ± standard deviation, Student 95 % intervals, differences paired by seed. Errors are "
-    "those of the last epoch, as trained, before any last projection, as the paper has them."
+    "Each value is the mean over seeds ± the standard deviation, with Student's 95 % interval. Each row is "
+    "compared, seed by seed, with the one that lacks its bounds, unless the notes name another; a negative "
+    "difference is an improvement. Bold: better, by a paired interval that excludes zero. A row with a "
+    "diverged run has no mean. Errors are those after the last step, which no projection follows, as in the "
+    "authors' code."
 )
-# Fewer make no headline.
-FEWEST_SEEDS = 3
 SCALED_DOWN = "Scaled down: compare the rows with each other, not with the paper's errors."
 
 
@@ -70,7 +83,7 @@ class Report:
     figures: Path | None = None
     """Write the figures here too, as PNG."""
     tables: Path | None = None
-    """Write the tables to this Markdown file too."""
+    """Write the tables to this Markdown file too, with the figures if they are written as well."""
     paper_colours: bool = False
     """Draw each figure in the paper's own colours: its figure 1 has SGD red and SVB blue."""
 
@@ -88,7 +101,9 @@ class Report:
         for path in write(chapters, self.out):
             print(f"Wrote {path}")
         if self.tables is not None:
-            self.tables.write_text(to_markdown(chapters), encoding="utf-8")
+            # With slashes on every system, as Markdown wants them.
+            figures = self.figures and Path(os.path.relpath(self.figures, self.tables.parent)).as_posix()
+            self.tables.write_text(to_markdown(chapters, figures=figures), encoding="utf-8")
             print(f"Wrote {self.tables}")
         if self.figures is not None:
             save_figures(chapters, self.figures)
@@ -114,17 +129,21 @@ def write(chapters: Sequence[Chapter], out: Path, title: str = TITLE) -> list[Pa
     return [(out / name).absolute() for name in contents]
 
 
-def to_markdown(chapters: Sequence[Chapter], title: str = TITLE) -> str:
-    """The tables and notes, without figures."""
+def to_markdown(chapters: Sequence[Chapter], title: str = TITLE, figures: str | None = None) -> str:
+    """The tables and notes, and the figures if the address of their folder is given."""
     before, name, after = OPENING
     parts = [f"# {title}", f"{before}[{name}]({PAPER_ADDRESS}){after}", LEAD]
     for chapter in chapters:
         experiment = chapter.experiment
         parts += [f"## {experiment.name}, {chapter.scale}: {experiment.title}", chapter.remark]
         parts += [results_table(experiment, chapter.runs).to_markdown(), f"{provenance(chapter.records)}."]
+        parts.append(open_questions(experiment, chapter.runs))
         if experiment.prior_art:
             parts.append(prior_art_table(experiment.prior_art).to_markdown())
         parts.append("\n".join(f"- {note}" for note in experiment.notes))
+        if figures is not None:
+            drawn = [(_caption(draw), _picture(chapter, draw)) for draw in experiment.figures]
+            parts += [f"![{caption}]({figures}/{picture})\n\n*{caption}*" for caption, picture in drawn]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -143,8 +162,7 @@ def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:
     """Write every figure as ``<experiment>-<scale>-<what it shows>.png``."""
     for chapter in chapters:
         for draw in chapter.experiment.figures:
-            name = f"{_anchor(chapter)}-{draw.__name__.replace('_', '-')}.png"
-            plots.save_png(draw(chapter.experiment, chapter.runs), folder / name)
+            plots.save_png(draw(chapter.experiment, chapter.runs), folder / _picture(chapter, draw))
 
 
 def _runs(experiment: Experiment[Any], scale: str, records: Sequence[Record]) -> Mapping[str, list[Record]]:
@@ -157,18 +175,33 @@ def _anchor(chapter: Chapter) -> str:
     return f"{chapter.experiment.name}-{chapter.scale}"
 
 
+def _picture(chapter: Chapter, draw: Draw) -> str:
+    return f"{_anchor(chapter)}-{draw.__name__.replace('_', '-')}.png"
+
+
+def _caption(draw: Draw) -> str:
+    return (draw.__doc__ or draw.__name__).splitlines()[0]
+
+
 def _cards(chapter: Chapter) -> Iterator[str]:
-    """The largest improvement over the baseline, or the least harm; nothing where too few seeds were run."""
+    """The largest improvement and the largest harm, of those that enough seeds have decided."""
     experiment = chapter.experiment
     compared = {row: compare(experiment, chapter.runs, row) for row in chapter.runs}
-    present = {row: found for row, found in compared.items() if found and found.n >= FEWEST_SEEDS}
-    if present:
-        row = min(present, key=lambda row: present[row].mean)
-        best, metric = present[row], experiment.metric
+    decided = {
+        row: found
+        for row, found in compared.items()
+        if found and found.n >= FEWEST_SEEDS and found.is_decided
+    }
+    ordered = sorted(decided, key=lambda row: decided[row].mean)
+    # Both ends, lest a sweep be known by its luckiest row.
+    ends = [row for row in ordered[:1] if decided[row].mean < 0]
+    ends += [row for row in ordered[-1:] if decided[row].mean > 0]
+    for row in ends:
+        found, metric = decided[row], experiment.metric
         what = f"{metric.label}, {experiment.name}/{row} against {experiment.baseline(row)}, "
-        what += f"{chapter.scale} scale, 95 % interval {metric.show_difference(best.low)} to "
-        what += f"{metric.show_difference(best.high)}, n = {best.n}"
-        yield page.card(metric.show_difference(best.mean) + metric.unit.replace("%", "points"), what)
+        what += f"{chapter.scale} scale, 95 % interval {metric.show_difference(found.low)} to "
+        what += f"{metric.show_difference(found.high)}, n = {found.n}"
+        yield page.card(metric.show_difference(found.mean) + metric.difference_unit, what)
 
 
 def _section(chapter: Chapter) -> str:
@@ -178,9 +211,11 @@ def _section(chapter: Chapter) -> str:
     parts += [f'<p class="soft">{text}</p>' for text in [chapter.remark] if text]
     parts.append(results_table(experiment, chapter.runs).to_html())
     parts.append(f'<p class="soft">{html.escape(provenance(chapter.records))}.</p>')
+    questions = open_questions(experiment, chapter.runs)
+    parts.append(f'<p class="soft">{inline_html(questions)}</p>' if questions else "")
     for draw in experiment.figures:
         svg = plots.to_svg(draw(experiment, chapter.runs))
-        parts.append(page.figure(svg, (draw.__doc__ or draw.__name__).splitlines()[0]))
+        parts.append(page.figure(svg, _caption(draw)))
     if experiment.prior_art:
         parts.append(prior_art_table(experiment.prior_art).to_html())
     notes = "".join(f"<li>{inline_html(note)}</li>" for note in experiment.notes)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from svb_jax.experiments.comparison import Paired, paired, spread
+from svb_jax.experiments.comparison import FEWEST_SEEDS, Paired, paired, seeds_needed, spread
 from svb_jax.experiments.experiment import Experiment, Metric, PriorArt
 from svb_jax.experiments.record import Record, Runs
 
@@ -53,7 +53,10 @@ def inline_html(text: str) -> str:
 
 
 def results_table(experiment: Experiment[Any], runs: Runs) -> Table:
-    """The rows that were run, the paper's number beside ours; the lowest mean of each baseline is bold."""
+    """The rows that were run, the paper's number beside ours.
+
+    Bold are those that are better than their baseline by a paired interval that excludes zero.
+    """
     metric = experiment.metric
     header = [
         "row",
@@ -63,8 +66,7 @@ def results_table(experiment: Experiment[Any], runs: Runs) -> Table:
     ]
     header += ["difference, paired", "best run", *experiment.columns, "runs"]
     header += ["quickest run (x baseline)"] if experiment.shows_times else []
-    leaders = _leaders(experiment, runs)
-    return Table(header, [_result_row(experiment, runs, row, row in leaders) for row in runs])
+    return Table(header, [_result_row(experiment, runs, row) for row in runs])
 
 
 def prior_art_table(prior_art: Sequence[PriorArt]) -> Table:
@@ -87,13 +89,39 @@ def prior_art_table(prior_art: Sequence[PriorArt]) -> Table:
 
 
 def compare(experiment: Experiment[Any], runs: Runs, row: str) -> Paired | None:
-    """A row against its baseline by seeds, if both were run."""
+    """A row against its baseline by seeds, if both were run and neither has diverged."""
     baseline = experiment.baseline(row)
     if baseline is None or not runs.get(baseline):
+        return None
+    if experiment.metric.num_diverged([*runs[row], *runs[baseline]]):
         return None
     key = experiment.metric.key
     values, base = ({run.seed: run.result[key] for run in runs[name]} for name in (row, baseline))
     return paired(values, base)
+
+
+def open_questions(experiment: Experiment[Any], runs: Runs) -> str:
+    """Which rows' differences are still undecided, and how many seeds would decide them; empty if none is."""
+    metric = experiment.metric
+    compared = {row: found for row in runs if (found := compare(experiment, runs, row)) is not None}
+    few = [row for row, found in compared.items() if found.n < FEWEST_SEEDS]
+    undecided = [row for row in compared if row not in few and not compared[row].is_decided]
+    sentences = []
+    if undecided:
+        sentences.append(f"Undecided, as their intervals include zero: {_listed(undecided)}.")
+    if undecided and metric.resolution is not None:
+        needed = [
+            f"`{row}` about {seeds_needed(compared[row].std, metric.resolution)} "
+            f"({metric.show(compared[row].std)} over {compared[row].n} seeds)"
+            for row in undecided
+        ]
+        sentences.append(
+            f"Seeds that an interval of ± {metric.resolution:g}{metric.difference_unit} would take, by the "
+            f"standard deviation of the paired differences so far: {', '.join(needed)}."
+        )
+    if few:
+        sentences.append(f"Too few seeds for an interval that says anything: {_listed(few)}.")
+    return " ".join(sentences)
 
 
 def provenance(records: Sequence[Record]) -> str:
@@ -106,37 +134,43 @@ def provenance(records: Sequence[Record]) -> str:
     return f"{made_by}; commit {', '.join(commits)}" if commits else made_by
 
 
-def _leaders(experiment: Experiment[Any], runs: Runs) -> set[str]:
-    """The row with the lowest mean among those that share a baseline."""
-    means = {
-        row: spread([run.result[experiment.metric.key] for run in records]).mean
-        for row, records in runs.items()
-    }
-    groups: dict[str, list[str]] = {}
-    for row in runs:
-        groups.setdefault(experiment.baseline(row) or row, []).append(row)
-    return {min(group, key=means.__getitem__) for group in groups.values() if len(group) > 1}
+def _listed(rows: Sequence[str]) -> str:
+    return ", ".join(f"`{row}`" for row in rows)
 
 
-def _result_row(experiment: Experiment[Any], runs: Runs, row: str, is_leader: bool) -> list[str]:
+def _result_row(experiment: Experiment[Any], runs: Runs, row: str) -> list[str]:
     records, metric = runs[row], experiment.metric
-    summary = spread([record.result[metric.key] for record in records])
+    comparison = compare(experiment, runs, row)
+    return [
+        f"`{row}`",
+        *([str(experiment.paper[row]) if row in experiment.paper else "-"] if experiment.paper else []),
+        *_summary(metric, records, is_better=comparison is not None and comparison.high < 0),
+        _comparison(metric, comparison),
+        metric.show(min(_values(metric, records), default=None)),
+        *(_mean_of(experiment, records, key) for key in experiment.columns.values()),
+        str(len(records)),
+        *([_time(experiment, runs, row)] if experiment.shows_times else []),
+    ]
+
+
+def _summary(metric: Metric, records: Sequence[Record], is_better: bool) -> tuple[str, str]:
+    """The mean and its interval; neither where a run has diverged: the others alone would flatter a row."""
+    diverged = metric.num_diverged(records)
+    if diverged:
+        return f"diverged ({diverged} of {len(records)})", "-"
+    summary = spread(_values(metric, records))
     mean = metric.show(summary.mean)
     ours = mean if math.isnan(summary.std) else f"{mean} ± {metric.show(summary.std)}"
     interval = (
         "-" if math.isnan(summary.low) else f"{metric.show(summary.low)} to {metric.show(summary.high)}"
     )
-    return [
-        f"`{row}`",
-        *([str(experiment.paper[row]) if row in experiment.paper else "-"] if experiment.paper else []),
-        f"**{ours}**" if is_leader else ours,
-        interval,
-        _comparison(experiment.metric, compare(experiment, runs, row)),
-        metric.show(summary.best),
-        *(_mean_of(experiment, records, key) for key in experiment.columns.values()),
-        str(summary.n),
-        *([_time(experiment, runs, row)] if experiment.shows_times else []),
-    ]
+    return f"**{ours}**" if is_better else ours, interval
+
+
+def _values(metric: Metric, records: Sequence[Record]) -> list[float]:
+    """What the runs that did not diverge ended with."""
+    values = [record.result[metric.key] for record in records]
+    return [value for value in values if not metric.has_diverged(value)]
 
 
 def _comparison(metric: Metric, comparison: Paired | None) -> str:

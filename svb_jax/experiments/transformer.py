@@ -12,6 +12,7 @@ attention's as well, each as the map of features to all heads together; the embe
 are not.
 """
 
+import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,7 +222,15 @@ EXPERIMENT = Experiment(
         "without normalisation": [row for row in ROWS if row.startswith("no-norm")],
     },
     figures=(plots.curves, plots.spectra, plots.sigma_range),
-    metric=Metric(key="validation_loss", label="validation loss", unit=" nats", form=".3f"),
+    metric=Metric(
+        key="validation_loss",
+        label="validation loss",
+        unit=" nats",
+        form=".3f",
+        # Twice what guessing costs, all characters being equally likely.
+        limit=2 * math.log(len(characters.NEWLINE_AND_PRINTABLE)),
+        resolution=0.02,
+    ),
     columns={
         "norm of the Jacobian": "jacobian_norm",
         "smallest σ": "sigma_min",
