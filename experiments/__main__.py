@@ -2,7 +2,7 @@
 
 import sys
 
-from svb_jax.experiments.__main__ import main
+from _svb_jax_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,6 @@
 import bz2
+import errno
+import fcntl
 import gzip
 import hashlib
 import io
@@ -26,6 +28,7 @@ from svb_jax.training.cifar_binary import CIFAR10, CIFAR100
 from svb_jax.training.data import load
 from svb_jax.training.importing import download, import_archive
 from svb_jax.training.lock import FolderInUse, locked
+from svb_jax.training.stopping import Interrupted
 from tests.faults.runs import QUICK
 from tests.tiny_cifar import TINY10, TINY100, write_tiny_cifar
 
@@ -370,6 +373,29 @@ def test_an_import_that_is_killed_leaves_no_data_set(folder, tmp_path):
     import_archive("cifar10", folder, data_dir)
     assert len(load("cifar10", data_dir).train) == 20
     assert not list(data_dir.glob(".importing-*"))
+
+
+def test_an_import_that_is_stopped_tidies_up(folder, tmp_path, monkeypatch):
+    def examples(split, records):
+        signal.raise_signal(signal.SIGTERM)
+        yield from original(split, records)
+
+    original = importing._examples
+    monkeypatch.setattr(importing, "_examples", examples)
+    with pytest.raises(Interrupted, match="Nothing was imported"):
+        import_archive("cifar10", folder, tmp_path / "data")
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["lock"]
+
+
+def test_without_locks_the_folder_of_another_import_is_left_alone(folder, tmp_path, monkeypatch):
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    living = tmp_path / "data" / ".importing-other"
+    living.mkdir(parents=True)
+    import_archive("cifar10", folder, tmp_path / "data")
+    assert living.is_dir()
 
 
 def test_two_imports_at_once_are_refused(folder, tmp_path):

@@ -11,6 +11,7 @@ import jax
 
 from svb_jax._src.wrong_usage import is_wrong_usage
 from svb_jax.training.aborts import explaining_aborts
+from svb_jax.training.stopping import stoppable
 
 HEARTBEAT_SECONDS = 10
 """A host that is silent for so long is dead, and the others stop."""
@@ -76,16 +77,17 @@ class Hosts:
         explained.enter_context(explaining_aborts(lambda: reason))
         # Before JAX's own farewell is registered, and so after it.
         atexit.register(explained.close)
-        jax.distributed.initialize(
-            self.coordinator,
-            self.num_processes,
-            self.process_id,
-            initialization_timeout=self.wait_seconds,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=FAREWELL_SECONDS,
-            # JAX by itself listens on every interface.
-            coordinator_bind_address=self.coordinator_bind or self.coordinator,
-        )
+        with stoppable():
+            jax.distributed.initialize(
+                self.coordinator,
+                self.num_processes,
+                self.process_id,
+                initialization_timeout=self.wait_seconds,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=FAREWELL_SECONDS,
+                # JAX by itself listens on every interface.
+                coordinator_bind_address=self.coordinator_bind or self.coordinator,
+            )
         # Exactly what the command line prints of a LostHost: a reader need not know which way it was noticed.
         reason = _lost("it is silent, or its connection broke")
 

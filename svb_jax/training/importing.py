@@ -24,6 +24,7 @@ from svb_jax.training.cifar_binary import (
 from svb_jax.training.lock import locked
 from svb_jax.training.provenance import Provenance, write_provenance
 from svb_jax.training.records import stored_versions
+from svb_jax.training.stopping import TidyingUp
 
 LAYOUTS = {layout.name: layout for layout in (CIFAR10, CIFAR100)}
 TIMEOUT_SECONDS = 5.0
@@ -85,9 +86,12 @@ def download(name: str, data_dir: Path) -> Path:
 @contextlib.contextmanager
 def _workshop(data_dir: Path) -> Iterator[Path]:
     """Yield a folder to work in, beside the target: the last step is a rename within a file system."""
-    with locked(data_dir, "data_dir"):
-        # One import at a time: what others have left belongs to no living process.
-        for left in data_dir.glob(f"{WORKSHOP}*"):
+    # Takes seconds, and a signal that raises in the middle of it could become any error.
+    import tensorflow_datasets  # noqa: F401
+
+    with locked(data_dir, "data_dir") as is_locked, TidyingUp("Stopped. Nothing was imported."):
+        # One import at a time: what others have left belongs to no living process. Without locks it might.
+        for left in data_dir.glob(f"{WORKSHOP}*") if is_locked else ():
             shutil.rmtree(left)
         with tempfile.TemporaryDirectory(prefix=WORKSHOP, dir=data_dir) as workshop:
             yield Path(workshop)
@@ -155,7 +159,7 @@ def _chunks(layout: Layout) -> Iterator[bytes]:
 
 def _builder(layout: Layout, contents: Contents, data_dir: Path) -> Any:
     """Make TFDS's own builder take its records from ``contents``: it reads its files by TensorFlow."""
-    import tensorflow_datasets as tfds  # takes seconds: not before there is something to write
+    import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 
     stock: Any = tfds.builder_cls(layout.name)

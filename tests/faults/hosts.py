@@ -19,8 +19,8 @@ WAIT_SECONDS = 15
 """How long a host of a trial waits for one that was killed before they met."""
 LAST_LINE = re.compile(
     rf"Waited {WAIT_SECONDS} s for 2 hosts at \S+ in vain\. Start all of them, .*|"
-    r"Another host has stopped \(.+\)\. Its own output says why\. Start all hosts again: they continue from the "
-    r"newest checkpoint\."
+    r"Another host has stopped \(.+\)\. Its own output says why\. "
+    r"Start all hosts again: they continue from the newest checkpoint\."
 )
 """What a host that lost the other says last, whichever part of it noticed."""
 
