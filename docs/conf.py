@@ -5,6 +5,7 @@ myst-nb runs the notebooks as part of the build, from text that reads well in a 
 """
 
 import importlib
+import os
 import re
 from importlib import metadata
 
@@ -43,6 +44,8 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# With the TPU's compiler installed JAX would look for TPUs, and a first cell would show that it found none.
+os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 autodoc_typehints = "none"  # the docstrings say what an argument is; unions of array types say less
 autodoc_member_order = "bysource"

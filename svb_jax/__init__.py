@@ -68,8 +68,8 @@ __all__ = [
     "svb",
 ]
 
-# Reachable without an import of their own, imported when they are used: they need more than jax and optax.
-_MODULES = ("linen", "models", "training")
+# Reachable without an import of their own, imported when they are used: most need more than jax and optax.
+_MODULES = ("ahead_of_time", "linen", "models", "training")
 
 
 def __getattr__(name: str) -> Any:

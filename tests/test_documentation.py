@@ -8,6 +8,7 @@ import doctest
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,14 @@ def test_examples_with_output_are_doctests(page):
     results = doctest.testfile(str(page), module_relative=False)
     assert results.attempted > 0
     assert results.failed == 0
+
+
+def test_modules_with_an_api_page_need_no_import_of_their_own():
+    pages = "".join(page.read_text() for page in (ROOT / "docs/api").glob("*.md"))
+    modules = sorted(set(re.findall(r"currentmodule:: (svb_jax\.\w+)", pages)))
+    assert len(modules) == 4
+    for module in modules:
+        subprocess.run([sys.executable, "-c", f"import svb_jax; {module}.__all__"], check=True)
 
 
 def test_the_loop_of_the_readme_bounds_its_network():
