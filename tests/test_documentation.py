@@ -119,10 +119,15 @@ def test_modules_with_an_api_page_need_no_import_of_their_own():
         subprocess.run([sys.executable, "-c", f"import svb_jax; {module}.__all__"], check=True)
 
 
-def test_the_loop_of_the_readme_bounds_its_network():
-    (loop,) = [block for block in blocks(ROOT / "README.md") if "apply_gradients" in block.text]
-    names = {"__name__": "readme"}
-    exec(compile(loop.text, "README.md", "exec"), names)
+def test_the_loop_of_the_guide_bounds_its_network():
+    cells = [
+        block.text
+        for block in blocks(ROOT / "docs/notebooks/your_network.md")
+        if "code-cell" in block.language
+    ]
+    (last,) = [number for number, text in enumerate(cells) if "apply_gradients" in text]
+    names = {"__name__": "guide"}
+    exec(compile("\n".join(cells[: last + 1]), "your_network.md", "exec"), names)
     values = np.concatenate([np.ravel(s) for s in svb_jax.singular_values(names["state"].params).values()])
     assert 1 / 1.5 - 5e-6 < values.min() < values.max() < 1.5 + 5e-6
     assert int(svb_jax.projection_stats(names["state"].opt_state)["bbn/step"]) == 4
