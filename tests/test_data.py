@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from svb_jax._src.npz import load_npz
 from svb_jax.training import importing, records
 from svb_jax.training.data import Split, average_down, load
-from svb_jax.training.npz import load_npz
 from svb_jax.training.pixels import save_pixels
 from svb_jax.training.records import find_dataset
 from tests.tiny_cifar import TINY10, write_tiny_cifar

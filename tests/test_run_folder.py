@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from svb_jax._src.npz import load_npz
 from svb_jax.training import Interrupted, train
 from svb_jax.training.checkpoint import CheckpointError, load_newest, saved_steps
 from svb_jax.training.compilation import cached_compilation
 from svb_jax.training.durable import RUN_FILES, altered
 from svb_jax.training.lock import FolderInUse, locked
-from svb_jax.training.npz import load_npz
 from svb_jax.training.run_folder import RunFolder
 from svb_jax.training.session import Session
 from tests.faults.runs import QUICK, assert_same_end

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from svb_jax.training.durable import RUN_FILES, altered, read_regular
-from svb_jax.training.npz import load_npz
+from svb_jax._src.npz import load_npz
+from svb_jax._src.regular_files import read_regular
+from svb_jax.training.durable import RUN_FILES, altered
 
 # In a checkout that is where the committed records are.
 RESULTS = Path("experiments/results")

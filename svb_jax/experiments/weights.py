@@ -4,9 +4,6 @@
 Nothing is ever unpickled, and a file that is not what it says gets a sentence.
 """
 
-import json
-import math
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,17 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from svb_jax._src.extras import needs_extra
+from svb_jax._src.npz import load_npz
+from svb_jax._src.regular_files import check_regular, read_regular
+from svb_jax.experiments.safetensors import read_safetensors
 
 Weights = dict[str, np.ndarray]
-
-SAFETENSORS_TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": jnp.bfloat16,
-}
-# Floats of eight bits and fewer are weights up to factors that are kept elsewhere, as in packed integers.
-SKIPPED_TYPES = re.compile(r"[IU]\d+|BOOL|C\d+|F[468]_?\w*")
 
 
 class UnreadableWeightsError(ValueError):
@@ -46,7 +37,8 @@ def load_weights(path: Path) -> Weights:
 
     Raises:
       FileNotFoundError: There is no such file, or it is of another kind.
-      UnreadableWeightsError: It is damaged, or no such file at all.
+      UnreadableWeightsError: It is damaged, no such file at all, too large for this machine, or has two
+        arrays of one name.
     """
     if not path.exists():
         raise FileNotFoundError(f"There is no file or folder {path}.")
@@ -57,16 +49,20 @@ def load_weights(path: Path) -> Weights:
             f"and the folders of runs, got {path}."
         )
     try:
-        arrays = read(path)
-    # Damaged files make zip, JSON, msgpack and Orbax raise whatever they like.
-    except (ModuleNotFoundError, UnreadableWeightsError, MemoryError):
+        if not path.is_dir():
+            check_regular(path)
+        floating = {name: array for name, array in read(path).items() if _is_floating(array)}
+        weights = _renamed(floating, lambda name: "/".join(_words(_printable(name))))
+        weights = {name: _without_float64(array) for name, array in weights.items()}
+        return _without_value(_only_params(weights))
+    except ModuleNotFoundError:
         raise
+    except MemoryError as error:
+        raise UnreadableWeightsError(f"{path} cannot be read: this machine has too little memory.") from error
+    # Damaged files make zip, JSON, msgpack and Orbax raise whatever they like.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-        raise UnreadableWeightsError(f"{path} cannot be read: {reason}") from error
-    floating = {name: array for name, array in arrays.items() if _is_floating(array)}
-    weights = {"/".join(_words(name)): _without_float64(array) for name, array in floating.items()}
-    return _without_value(_only_params(weights))
+        reason = str(error).strip().partition("\n")[0][:200].removesuffix(".") or type(error).__name__
+        raise UnreadableWeightsError(f"{path} cannot be read: {_printable(reason)}.") from error
 
 
 def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -91,46 +87,16 @@ def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _read_npz(path: Path) -> Weights:
-    # NumPy leaves a file open that it cannot read; ours is closed.
     with path.open("rb") as file:
-        arrays = np.load(file, allow_pickle=False)
-        if isinstance(arrays, np.ndarray):
-            raise UnreadableWeightsError(f"{path} holds one array and no names: save it by numpy.savez.")
-        return dict(arrays)
-
-
-def _read_safetensors(path: Path) -> Weights:
-    """Read the format itself: the header's length, a JSON header, the arrays' bytes."""
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    if len(content) < 8 or end > len(content):
-        raise UnreadableWeightsError(f"{path} is cut short: its header should end at byte {end}.")
-    header = json.loads(content[8:end])
-    data = memoryview(content)[end:]
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    return {
-        name: _safetensor(path, name, entry, data)
-        for name, entry in entries.items()
-        if not SKIPPED_TYPES.fullmatch(entry["dtype"])
-    }
-
-
-def _safetensor(path: Path, name: str, entry: Mapping[str, Any], data: memoryview) -> np.ndarray:
-    kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if kind not in SAFETENSORS_TYPES:
-        raise UnreadableWeightsError(f"{path} holds {name!r} as {kind}, which inspect does not read.")
-    dtype = np.dtype(SAFETENSORS_TYPES[kind])
-    if not 0 <= start <= end <= len(data) or end - start != math.prod(shape) * dtype.itemsize:
-        raise UnreadableWeightsError(
-            f"{path} is damaged: {name!r} of shape {shape} has no room for its bytes."
-        )
-    return np.frombuffer(data[start:end], dtype).reshape(shape)
+        if file.read(6) == b"\x93NUMPY":
+            raise ValueError("it holds one array and no names: save it by numpy.savez")
+    return load_npz(path)
 
 
 def _read_msgpack(path: Path) -> Weights:
     with needs_extra("inspect of a Flax msgpack file", "train"):
         from flax import serialization
-    return _flat(serialization.msgpack_restore(path.read_bytes()))
+    return _flat(serialization.msgpack_restore(read_regular(path)))
 
 
 def _read_folder(path: Path) -> Weights:
@@ -139,9 +105,9 @@ def _read_folder(path: Path) -> Weights:
         return _read_orbax(path)
     weights: Weights = {}
     for shard in shards:
-        arrays = _read_safetensors(shard)
+        arrays = read_safetensors(shard)
         if twice := sorted(arrays.keys() & weights.keys()):
-            raise UnreadableWeightsError(f"{path} holds {twice[0]!r} in two files; name one of them.")
+            raise ValueError(f"it holds {twice[0]!r} in two files; name one of them")
         weights |= arrays
     return weights
 
@@ -149,12 +115,15 @@ def _read_folder(path: Path) -> Weights:
 def _read_orbax(path: Path) -> Weights:
     with needs_extra("inspect of an Orbax checkpoint", "train"):
         from svb_jax.experiments.orbax_weights import read_folder
+    for file in path.rglob("*"):
+        if not file.is_dir():
+            check_regular(file)
     return _flat(read_folder(path))
 
 
 READERS: Mapping[str, Callable[[Path], Weights]] = {
     ".npz": _read_npz,
-    ".safetensors": _read_safetensors,
+    ".safetensors": read_safetensors,
     ".msgpack": _read_msgpack,
 }
 
@@ -174,7 +143,10 @@ def _only_params(weights: Weights) -> Weights:
     through = {path: words for path, words in chosen.items() if "params" in words[:-1]}
     if not through:
         return {path: weights[path] for path in chosen}
-    return {"/".join(words[words.index("params") + 1 :]): weights[path] for path, words in through.items()}
+    short = {path: "/".join(words[words.index("params") + 1 :]) for path, words in through.items()}
+    # The parameters of several networks, or their averages, keep the paths that tell them apart.
+    is_one = len({*short.values()}) == len(short)
+    return {short[path] if is_one else path: weights[path] for path in through}
 
 
 def _without_value(weights: Weights) -> Weights:
@@ -185,9 +157,23 @@ def _without_value(weights: Weights) -> Weights:
         # A leaf of this name beside others, such as query and key, is called so by the network itself.
         return path.endswith("/value") and owners[path.removesuffix("/value")] == 1
 
-    return {
-        path.removesuffix("/value") if is_variable(path) else path: array for path, array in weights.items()
-    }
+    return _renamed(weights, lambda path: path.removesuffix("/value") if is_variable(path) else path)
+
+
+def _renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
+    """Rename arrays, none of which may take another's place."""
+    renamed: Weights = {}
+    for path, array in weights.items():
+        name = rename(path)
+        if name in renamed:
+            raise ValueError(f"there are two arrays called {name!r}")
+        renamed[name] = array
+    return renamed
+
+
+def _printable(text: str) -> str:
+    """Escape what would command the terminal that a name is printed to."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _is_floating(array: np.ndarray) -> bool:

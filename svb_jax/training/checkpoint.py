@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from svb_jax.training.durable import check_regular, read_regular
+from svb_jax._src.regular_files import check_regular, read_regular
 
 
 class CheckpointError(RuntimeError):

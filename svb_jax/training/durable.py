@@ -1,13 +1,14 @@
 """Files that are written whole or not at all, and set aside when something has damaged them since."""
 
 import contextlib
-import errno
 import hashlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+from svb_jax._src.regular_files import read_regular
 
 SUMS = "SHA256SUMS"
 """The sums of a folder's files, in the form that ``sha256sum --check`` reads."""
@@ -35,23 +36,6 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
         if path.is_dir():
             set_aside(path, path.parent)
         partial.replace(path)
-
-
-def read_regular(path: Path) -> bytes:
-    """Read a file.
-
-    Raises:
-      OSError: It cannot be read, or is a pipe or a device, which may never end.
-    """
-    check_regular(path)
-    return path.read_bytes()
-
-
-def check_regular(path: Path) -> None:
-    """Raise if there is something else than a file, or a link to one."""
-    path.stat()
-    if not path.is_file():
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
 
 
 @contextlib.contextmanager

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from svb_jax._src.npz import load_npz
 from svb_jax.training.cifar_binary import digest
 from svb_jax.training.durable import writing_whole
 from svb_jax.training.lock import FolderInUse, locked
-from svb_jax.training.npz import load_npz
 
 
 def load_pixels(

@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from svb_jax._src.npz import load_npz
+from svb_jax._src.regular_files import read_regular
 from svb_jax.training.checkpoint import CheckpointError, load_notes, saved_steps
 from svb_jax.training.cifar_binary import Origin
 from svb_jax.training.config import TrainConfig, describe, differences, to_fields
@@ -20,12 +22,10 @@ from svb_jax.training.durable import (
     RUN_FILES,
     altered,
     naming,
-    read_regular,
     set_aside,
     write_sums,
     write_whole,
 )
-from svb_jax.training.npz import load_npz
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +202,15 @@ def describe_hardware(devices: Sequence[Any]) -> str:
     """Return the devices in words, such as ``2 x TPU v4`` or ``1 x cpu (x86_64, 2 cores)``."""
     kind = devices[0].device_kind
     words = f"{len(devices)} x {kind}"
-    return f"{words} ({platform.machine()}, {os.cpu_count()} cores)" if kind == "cpu" else words
+    cores = _num_cores()
+    return f"{words} ({platform.machine()}, {cores} core{'s' * (cores != 1)})" if kind == "cpu" else words
+
+
+def _num_cores() -> int | None:
+    """Return how many cores this process may use: XLA splits sums among them, so they change the rounding."""
+    # macOS and Windows do not tell.
+    usable = getattr(os, "sched_getaffinity", None)
+    return os.cpu_count() if usable is None else len(usable(0))
 
 
 def current_commit() -> str | None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from svb_jax._src.npz import load_npz
 from svb_jax.training import importing
 from svb_jax.training.checkpoint import load_newest
-from svb_jax.training.npz import load_npz
 from tests.faults.processes import Forked
 from tests.faults.runs import QUICK_OPTIONS, assert_same_end, timeless
 from tests.faults.tally import Tally

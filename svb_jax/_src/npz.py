@@ -10,10 +10,13 @@ from typing import IO
 
 import numpy as np
 
-from svb_jax.training.durable import check_regular
+from svb_jax._src.regular_files import check_regular
 
 _END = struct.Struct("<4s4H2LH")
 """The record that ends a zip archive; the fifth field is the number of members."""
+_UNSUSPICIOUS_BYTES = 1 << 28
+_MOST_COMPRESSION = 100
+"""Weights hardly shrink; a file that grows so much beyond a quarter of a gigabyte was made to fill memory."""
 
 
 def load_npz(path: Path) -> dict[str, np.ndarray]:
@@ -27,7 +30,8 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
 
     Raises:
       FileNotFoundError: It is not there.
-      ValueError: It is damaged, holds Python objects, or declares more than this machine's memory.
+      ValueError: It is damaged, holds Python objects, or declares far more than such a file can mean or this
+        machine can hold.
     """
     try:
         check_regular(path)
@@ -52,6 +56,11 @@ def _measure(archive: zipfile.ZipFile, file: IO[bytes]) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if total > memory:
         raise ValueError(f"it declares {total:,} bytes, more than this machine's memory of {memory:,}")
+    size = file.seek(0, os.SEEK_END)
+    if total > max(_UNSUSPICIOUS_BYTES, _MOST_COMPRESSION * size):
+        raise ValueError(
+            f"it declares {total:,} bytes in a file of {size:,}, more than weights can be compressed"
+        )
 
 
 def _read(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
