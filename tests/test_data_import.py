@@ -79,7 +79,7 @@ def test_tfds_reads_what_was_imported(form, folder, tmp_path):
 
 def test_cifar100_keeps_both_labels_and_loads_the_fine_one(tmp_path):
     expected = write_tiny_cifar(TINY100, tmp_path / TINY100.folder)
-    import_archive("cifar100", tmp_path, tmp_path / "data")
+    import_archive("cifar100", tmp_path, tmp_path / "data", modified=True)
     dataset = load("cifar100", tmp_path / "data")
     assert dataset.num_classes == 100
     assert np.array_equal(dataset.train.images, expected["train"][0])
@@ -219,12 +219,26 @@ def test_a_run_on_modified_data_says_so(folder, tmp_path, capsys):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data_origin"] == "modified"
 
 
-def test_another_archive_of_cifar100_is_refused_and_a_folder_is_unverified(tmp_path):
+def test_another_archive_of_cifar100_is_refused_and_so_is_a_folder(tmp_path):
     folder = tmp_path / "download" / TINY100.folder
     write_tiny_cifar(TINY100, folder)
     assert_refused(pack(folder), tmp_path / "data", "is not the official cifar100", name="cifar100")
-    import_archive("cifar100", folder, tmp_path / "data")
-    assert load("cifar100", tmp_path / "data").origin == "unverified"
+    match = (
+        r"cannot be verified: of cifar100 only the hash of cifar-100-binary\.tar\.gz is known .*--modified"
+    )
+    assert_refused(folder, tmp_path / "data", match, name="cifar100")
+    import_archive("cifar100", folder, tmp_path / "data", modified=True)
+    assert load("cifar100", tmp_path / "data").origin == "modified"
+
+
+def test_the_official_archive_of_cifar100_is_known_by_its_hash(tmp_path, monkeypatch):
+    folder = tmp_path / "download" / TINY100.folder
+    write_tiny_cifar(TINY100, folder)
+    archive = pack(folder)
+    official = replace(TINY100, sha256=hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setitem(importing.LAYOUTS, "cifar100", official)
+    import_archive("cifar100", archive, tmp_path / "data")
+    assert load("cifar100", tmp_path / "data").origin == "official"
 
 
 @pytest.mark.parametrize(
@@ -287,14 +301,77 @@ def test_a_member_that_is_far_too_large_is_refused_unread(name, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_header_that_is_far_too_large_does_not_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("svb_jax.training.archive.MOST_BYTES", 10_000_000)
-    huge = member("././@LongLink", 50_000_000, tarfile.GNUTYPE_LONGNAME)
-    archive = archive_of(tmp_path, (huge, b"a" * 50_000_000))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tarfile.XHDTYPE,
+        tarfile.XGLTYPE,
+        tarfile.SOLARIS_XHDTYPE,
+        tarfile.GNUTYPE_LONGNAME,
+        tarfile.GNUTYPE_LONGLINK,
+    ],
+)
+def test_a_header_that_is_far_too_large_is_refused_unread(kind, tmp_path):
+    archive = archive_of(tmp_path, (member("header", 50_000_000, kind), bytes(50_000_000)))
     tracemalloc.start()
-    assert_refused(archive, tmp_path / "data", "it holds more than 10,000,000 bytes")
-    assert tracemalloc.get_traced_memory()[1] < 45_000_000
+    assert_refused(archive, tmp_path / "data", "'header' extends a header by 50,000,000 bytes")
+    # A stream's buffer of one megabyte, and room for its copies.
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
     tracemalloc.stop()
+
+
+def pax(**fields):
+    """The content of a pax header, each record with its own length in front."""
+    content = b""
+    for key, value in fields.items():
+        record = f" {key}={value}\n".encode()
+        length = len(record) + len(str(len(record)))
+        content += str(length + (len(str(length)) > len(str(len(record))))).encode() + record
+    return content
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("fields", [{"GNU.sparse.major": 1, "GNU.sparse.minor": 0}, {"GNU.sparse.map": "0"}])
+def test_a_map_of_holes_is_refused_unread(fields, tmp_path):
+    content, holes = pax(**fields), b"9999999\n" + b"0\n" * 2_000_000
+    archive = archive_of(
+        tmp_path, (member("x", len(content), tarfile.XHDTYPE), content), (member("x", len(holes)), holes)
+    )
+    assert_refused(archive, tmp_path / "data", "'x' is sparse")
+
+
+def test_an_old_map_of_holes_is_refused(tmp_path):
+    archive = archive_of(tmp_path, (member("x", 0, tarfile.GNUTYPE_SPARSE), b""))
+    assert_refused(archive, tmp_path / "data", "'x' is sparse")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "members",
+    [
+        [(member("x", 0, tarfile.XHDTYPE), b"")] * 5000,
+        [(member("x", 60_000, tarfile.XHDTYPE), b"9" * 50_000 + b" size=1\n"), (member("x", 0), b"")],
+    ],
+    ids=["header after header", "a length of 50,000 digits"],
+)
+def test_headers_that_confuse_tarfile_get_a_sentence(members, tmp_path):
+    assert_refused(archive_of(tmp_path, *members), tmp_path / "data", "is not a whole tar archive|lacks")
+
+
+def test_an_archive_with_pax_headers_is_imported(folder, tmp_path):
+    archive = tmp_path / "archive.tar"
+    with tarfile.open(
+        archive, "w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "a global one"}
+    ) as tar:
+        tar.add(folder, arcname=folder.name, filter=lambda info: info.replace(mtime=1.5, deep=False))
+    import_archive("cifar10", archive, tmp_path / "data")
+    assert len(load("cifar10", tmp_path / "data").train) == 20
+
+
+def test_more_than_a_gigabyte_in_all_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("svb_jax.training.archive.MOST_BYTES", 100_000)
+    archive = archive_of(tmp_path, *((member(f"file{i}", 12_000), bytes(12_000)) for i in range(100)))
+    assert_refused(archive, tmp_path / "data", "it holds more than 100,000 bytes")
 
 
 def test_a_member_that_is_there_twice_is_refused(folder, tmp_path):

@@ -41,7 +41,7 @@ class Import:
     data_dir: Path = Path("data")
     """Where the data sets are kept."""
     modified: bool = False
-    """Take a data set that is not the official one; every run on it says so."""
+    """Take a data set that is not known to be the official one; every run on it says so."""
 
     def run(self) -> None:
         """Do it, and say where the data set is."""

@@ -8,12 +8,23 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MOST_FILES = 1000
 """More members or entries than any data set of a few files has."""
 MOST_BYTES = 1 << 30
 """More than all members together may take when they are decompressed."""
+MOST_BYTES_OF_EXTENSION = 1 << 16
+"""More than the names, times and owners take that a header had no room for."""
+
+
+_EXTENSIONS = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 class OutsideFile(NamedTuple):
@@ -67,10 +78,9 @@ def _walk_archive(source: Path, most_bytes: int, remedy: str) -> Iterator[Outsid
     with (
         _refusing_damage(source, remedy),
         _open(source) as stream,
-        # As a stream it can only go forward: a member of negative size cannot send it back, and round.
-        tarfile.open(fileobj=_Limited(stream), mode="r|", bufsize=1 << 20) as archive,
+        _open_archive(stream, source, remedy) as archive,
     ):
-        for number, member in enumerate(archive):
+        for number, member in enumerate(_members(archive, source, remedy)):
             _refuse_many(number, source)
             _refuse_member(source, member, most_bytes)
 
@@ -80,6 +90,39 @@ def _walk_archive(source: Path, most_bytes: int, remedy: str) -> Iterator[Outsid
                     return file.read() if file else b""
 
             yield OutsideFile(PurePosixPath(member.name), member.size, read)
+
+
+def _open_archive(stream: io.BufferedIOBase, source: Path, remedy: str) -> tarfile.TarFile:
+    # The first header is read at once; odd ones meet errors of int(), which are no sentences of ours.
+    with _refusing_damage(source, remedy, ValueError):
+        # As a stream it can only go forward: a member of negative size cannot send it back, and round.
+        return tarfile.open(fileobj=_Limited(stream), mode="r|", bufsize=1 << 20, tarinfo=_Header)
+
+
+def _members(archive: tarfile.TarFile, source: Path, remedy: str) -> Iterator[tarfile.TarInfo]:
+    while True:
+        with _refusing_damage(source, remedy, ValueError):
+            member = archive.next()
+        if member is None:
+            return
+        yield member
+
+
+class _Header(tarfile.TarInfo):
+    """A header that tarfile may go on from: it reads extensions and maps of holes whole, however large."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
+        """Parse 512 bytes, and refuse what would make tarfile read far more."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in _EXTENSIONS and not 0 <= header.size <= MOST_BYTES_OF_EXTENSION:
+            raise tarfile.ReadError(f"{header.name!r} extends a header by {header.size:,} bytes")
+        return header
+
+    def _refuse_sparse(self, *_: Any) -> None:
+        raise tarfile.ReadError(f"{self.name!r} is sparse")
+
+    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
 
 def _open(source: Path) -> io.BufferedIOBase:
@@ -124,8 +167,8 @@ def _refuse_member(source: Path, member: tarfile.TarInfo, most_bytes: int) -> No
 
 
 @contextlib.contextmanager
-def _refusing_damage(source: Path, remedy: str) -> Iterator[None]:
+def _refusing_damage(source: Path, remedy: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError, OSError, zlib.error, OverflowError) as error:
+    except (tarfile.TarError, EOFError, OSError, zlib.error, OverflowError, RecursionError, *more) as error:
         raise ValueError(f"{source} is not a whole tar archive ({error}). {remedy}") from error

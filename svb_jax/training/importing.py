@@ -41,7 +41,7 @@ def import_archive(name: str, source: Path, data_dir: Path, *, modified: bool = 
       name: ``cifar10`` or ``cifar100``.
       source: ``cifar-10-binary.tar.gz`` or ``cifar-100-binary.tar.gz``, or the folder that it unpacks to.
       data_dir: The folder that holds one folder a data set; made if need be.
-      modified: Take a data set that is not the official one; every run on it says so.
+      modified: Take a data set that is not known to be the official one; every run on it says so.
 
     Returns:
       The folder of the new data set.
@@ -49,8 +49,8 @@ def import_archive(name: str, source: Path, data_dir: Path, *, modified: bool = 
     Raises:
       FileExistsError: The data set is already there.
       FileNotFoundError: There is nothing at ``source``.
-      ValueError: The archive is damaged, not the binary one, or not the official one; the message says in
-        what way.
+      ValueError: The archive is damaged, not the binary one, or not known to be the official one; the message
+        says in what way.
     """
     layout = _layout("import_archive", name)
     _refuse_existing(layout, data_dir)
@@ -99,15 +99,20 @@ def _workshop(data_dir: Path) -> Iterator[Path]:
 
 def _read(layout: Layout, source: Path, modified: bool) -> tuple[Contents, Provenance]:
     contents = read_contents(layout, source)
-    found = Provenance(origin=origin_of(layout, source, contents), digests=contents.digests())
-    if found.origin == "modified" and not modified:
-        digests = ", ".join(f"{split} {value}" for split, value in found.digests.items())
-        raise ValueError(
-            f"{source} is not the official {layout.name}: its pixels, labels or class names differ (SHA-256 "
-            f"{digests}). Nothing was imported. Fetch {layout.url} anew; or, if a modified data set is "
-            "wanted, ask for it by --modified, and every run will say so."
+    origin, digests = origin_of(layout, source, contents), contents.digests()
+    if origin != "official" and not modified:
+        reason = (
+            f"is not the official {layout.name}: its pixels, labels or class names differ"
+            if origin == "modified"
+            else f"cannot be verified: of {layout.name} only the hash of {layout.archive} is known"
         )
-    return contents, found
+        found = ", ".join(f"{split} {value}" for split, value in digests.items())
+        raise ValueError(
+            f"{source} {reason} (SHA-256 {found}). Nothing was imported. Fetch {layout.url} anew; or, if "
+            "this data set is wanted as it is, ask for it by --modified, and every run will say so."
+        )
+    # What nobody can verify must not pass for official.
+    return contents, Provenance(origin="official" if origin == "official" else "modified", digests=digests)
 
 
 def _write(
