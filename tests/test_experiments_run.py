@@ -1,6 +1,7 @@
 """What ``run`` runs, skips and keeps; and one row of every experiment, trained for seconds."""
 
 import dataclasses
+import os
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from svb_jax.training.config import TrainConfig
 from svb_jax.training.loop import Diverged
 from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer
 from svb_jax.training.parallel import AXIS, Engine
+from svb_jax.training.run_folder import describe_hardware
 from svb_jax.training.sampling import steps_per_epoch
 from svb_jax.training.state import create_state
 from svb_jax.training.step import Batch, make_train_step
@@ -107,6 +109,12 @@ def test_a_run_lets_go_of_compiled_programs_when_there_are_many(most_mapped, kep
     monkeypatch.setattr(runner, "MOST_MAPPED", most_mapped)
     run(tmp_path, "table1/sgd")
     assert step._cache_size() == kept
+
+
+@pytest.mark.parametrize(("usable", "words"), [({3}, "1 core)"), ({0, 1, 5}, "3 cores)")])
+def test_results_name_the_cores_that_a_run_may_use(usable, words, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: usable, raising=False)
+    assert describe_hardware(jax.devices("cpu")[:1]).endswith(words)
 
 
 def test_wrong_names_end_with_code_2(capsys):

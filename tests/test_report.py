@@ -14,7 +14,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from svb_jax.experiments import catalogue, comparison, figure1, plots, record, report, table1, table2, tables
+from svb_jax.experiments import (
+    catalogue,
+    comparison,
+    convergence,
+    figure1,
+    plots,
+    record,
+    report,
+    table1,
+    table2,
+    tables,
+)
 from svb_jax.experiments.experiment import Experiment
 from svb_jax.training.durable import RUN_FILES, write_sums
 
@@ -489,6 +500,43 @@ def test_report_writes_page_tables_and_pictures(runs, tmp_path, capsys):
     assert pictures == [f"table1-small-{what}.png" for what in ("curves", "sigma-range", "spectra")]
     linked = re.findall(r"^!\[[^]]+\]\((.*)\)$", tables_file.read_text(), re.MULTILINE)
     assert sorted(linked) == [f"../figures/{name}" for name in pictures]
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def recorded(experiment: Experiment, scale: str) -> report.Chapter:
+    """The committed records of an experiment."""
+    chapters = report.chapters_of([experiment], record.collect(ROOT / "experiments/results", ROOT / "none"))
+    (found,) = [chapter for chapter in chapters if chapter.scale == scale]
+    return found
+
+
+def test_readme_has_the_numbers_of_the_records():
+    runs = recorded(convergence.EXPERIMENT, "medium").runs
+    full = tables.results_table(convergence.EXPERIMENT, runs)
+    shown = ["test error %", "train error", "difference, paired", "runs"]
+    header = ["row", "first rate", "test error %, mean ± std", "train error %"]
+    header += ["minus `sgd`, paired (95 % interval)", "n"]
+    rates = {row: f"{config.learning_rate:g}" for row, config in convergence.ROWS.items()}
+    lines = [[f"`{row}`", rates[row], *(cells(full, row)[name] for name in shown)] for row in runs]
+    expected = tables.Table(header, lines).to_markdown()
+    readme = (ROOT / "README.md").read_text()
+    assert expected in readme, f"README.md needs this table:\n{expected}"
+    compared = [tables.compare(convergence.EXPERIMENT, runs, row) for row in ("svb", "svb+bbn")]
+    are_undecided = not any(found and found.is_decided for found in compared)
+    assert ("The intervals of SVB and of SVB+BBN include zero." in readme) == are_undecided
+
+
+def test_results_page_is_the_report_of_the_records():
+    chapters = report.chapters_of(
+        list(catalogue.EXPERIMENTS.values()), record.collect(ROOT / "experiments/results", ROOT / "none")
+    )
+    text = report.to_markdown(chapters, figures="../experiments/results/figures")
+    command = "svb report --tables docs/results.md --figures experiments/results/figures"
+    assert (ROOT / "docs/results.md").read_text() == text, f"out of date; renew it with: {command}"
+    pictures = re.findall(r"\(\.\./(experiments\S+\.png)\)", text)
+    assert all((ROOT / picture).is_file() for picture in pictures)
 
 
 def test_report_without_runs_says_how_to_get_some(tmp_path):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import svb_jax
-from svb_jax.experiments import characters, transformer
+from svb_jax.experiments import characters, tables, transformer
 from svb_jax.experiments.sensitivity import jacobian_norms
+from tests.test_report import ROOT, cells, recorded
 
 SMALL = transformer.smoke(transformer.ROWS["no-norm-band-0.016"])
 
@@ -55,3 +56,17 @@ def test_a_bounded_run_ends_with_every_matrix_in_the_band(tmp_path):
 def test_rows_without_a_band_are_left_free():
     tx = transformer.make_optimizer(transformer.ROWS["adamw-0.016"], 0.016)
     assert svb_jax.projection_stats(tx.init({"head": {"kernel": jnp.eye(3)}})) == {}
+
+
+def test_the_guide_has_the_numbers_of_the_records():
+    runs = recorded(transformer.EXPERIMENT, "full").runs
+    table = tables.results_table(transformer.EXPERIMENT, runs)
+    guide = (ROOT / "docs/transformer.md").read_text()
+    for kind in ("", "no-norm-"):
+        for rate in transformer.PLAIN:
+            rows = [f"{kind}adamw-{rate}", f"{kind}band-{rate}"]
+            losses = [cells(table, row)["validation loss nats"].strip("*") for row in rows]
+            difference = cells(table, rows[1])["difference, paired"].partition(";")[0]
+            norms = [np.mean([run.result["jacobian_norm"] for run in runs[row]]) for row in rows]
+            shown = ["-" if np.isnan(norm) else f"{norm:.1f}" for norm in norms]
+            assert f"| {' | '.join([rate, *losses, difference, *shown])} |" in guide
