@@ -37,6 +37,8 @@ figure { margin: 18px 0; padding: 14px 16px 10px; background: var(--card); borde
   border-radius: 12px; color: var(--ink); overflow-x: auto; }
 figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { margin-top: 6px; }
+@media (max-width: 700px) { main { padding: 24px 14px 48px; } figure { padding: 8px; }
+  td { white-space: nowrap; } }
 """
 
 
