@@ -10,8 +10,8 @@ from svb_jax._src.describe import Description, LeafDescription, describe
 from svb_jax._src.dimension_numbers import MatrixAxes, by_name
 from svb_jax._src.functional import project, project_batch_norm
 from svb_jax._src.layouts import attention, every_matrix, oihw
+from svb_jax._src.masks import paths
 from svb_jax._src.nested_dimension_numbers import by_path, depthwise, grouped_convolutions, scan_stacks
-from svb_jax._src.paths import paths
 from svb_jax._src.plotting import plot_projections, plot_spectrum
 from svb_jax._src.schedules import staircase_schedule
 from svb_jax._src.spectrum import (

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import svb_jax
 from svb_jax._src.clip import ROUTES, clip_batches
@@ -327,3 +328,33 @@ def test_auto_is_never_silently_wrong(matrix, epsilon):
 @hypothesis.given(matrices([*SHAPES, (160, 1440), (256, 2304), (2304, 256), (256, 256)]), EPSILONS)
 def test_auto_is_never_silently_wrong_on_large_matrices(matrix, epsilon):
     is_nearest_in_band(matrix, epsilon)
+
+
+BAD_BANDS = [(0.5, np.nan), (np.nan, 2.0), (2.0, 1.0), (-1.0, 2.0), (0.5, np.inf)]
+
+
+@pytest.mark.parametrize("method", ["auto", "svd", "gram", "products"])
+def test_a_traced_band_that_is_none_leaves_its_matrix_alone(method):
+    matrices = jnp.stack([jnp.diag(jnp.array([3.0, 1.0, 0.1]))] * (len(BAD_BANDS) + 1))
+    lower, upper = (jnp.array(ends) for ends in zip(*BAD_BANDS, (0.5, 2.0), strict=True))
+    clipped = clip(matrices, lower, upper, method=method)
+    np.testing.assert_array_equal(clipped[:-1], matrices[:-1])
+    np.testing.assert_allclose(clipped[-1], np.diag([2.0, 1.0, 0.5]), atol=2e-6)
+
+
+def test_colliding_paths_have_the_bands_that_describe_shows():
+    params = {"a": {"b": 3 * jnp.eye(2)}, "a/b": 3 * jnp.eye(2), "z": 3 * jnp.eye(2)}
+    options = {"epsilon": {"a": 0.1, "*": 1.0}, "dimension_numbers": svb_jax.every_matrix}
+    projected = svb_jax.project(params, **options)
+    tops = [float(leaf[0, 0]) for leaf in jax.tree.leaves(projected)]
+    assert tops == pytest.approx([row.band[1] for row in svb_jax.describe(params, **options).rows])
+    assert tops == pytest.approx([1.1, 1.1, 2.0])
+
+
+def test_a_matrix_of_explicit_sharding_comes_back_as_it_lay():
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        matrix = jax.device_put(3 * jnp.eye(8, 4), NamedSharding(mesh, PartitionSpec("d")))
+        clipped = svb_jax.clip_singular_values(matrix, 0.5, 2.0)
+        assert clipped.sharding.spec == PartitionSpec("d", None)
+    np.testing.assert_allclose(clipped, 2 * np.eye(8, 4), atol=1e-6)

@@ -60,6 +60,14 @@ def test_gradients_stay_finite_where_a_direction_has_vanished_or_a_matrix_is_ski
     assert np.isfinite(gradient).all()
 
 
+def test_a_vanished_direction_counts_as_constant():
+    rank_one = jnp.outer(jnp.arange(1.0, 7.0), jnp.ones(4))
+    weights = jnp.arange(24.0).reshape(6, 4)
+    gradient = jax.grad(lambda w: jnp.sum(clip_singular_values(w, 0.5, 2.0) * weights))(rank_one)
+    # No value is in the band: turning the one direction by 1 / σ is all that is left.
+    assert np.abs(gradient).max() < 10
+
+
 def test_large_matrices_keep_their_values_under_differentiation():
     vectors = frame(512, 256)
     spectrum = np.geomspace(0.4, 2.5, 256)

@@ -161,6 +161,12 @@ AMBIGUOUS = {
         {"query": optax.MaskedNode(), "out": {"kernel": ones(3, 4, 8, 32)}},
         "out/kernel",
     ),
+    "queries by their short name": (by_name, {"wq": {"kernel": ones(3, 32, 4, 8)}}, "wq/kernel"),
+    "outputs of attention alone": (
+        by_name,
+        {"self_attention": {"out": {"kernel": ones(3, 4, 8, 32)}}},
+        "self_attention/out/kernel",
+    ),
     "a dense layer of rank 4": (
         by_name,
         {"DenseGeneral_0": {"kernel": ones(2, 3, 4, 5)}},
@@ -246,7 +252,8 @@ def test_kernels_that_may_be_depthwise_raise_until_it_is_said(params):
 
 
 def test_embeddings_are_left_alone_by_name():
-    params = {"token_embedding": {"weight": ones(9, 4)}, "head": {"weight": ones(4, 2)}}
+    tables = {name: {"weight": ones(9, 4)} for name in ("token_embedding", "embed_tokens", "wte")}
+    params = tables | {"head": {"weight": ones(4, 2)}}
     assert chosen(by_name, params) == {"head/weight": ((0,), 1, 1)}
     assert chosen(oihw, params) == {"head/weight": ((1,), 0, 1)}
 

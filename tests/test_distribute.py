@@ -256,3 +256,42 @@ def test_what_runs_on_every_step_would_be_found_in_a_program():
     always, conditionals = expensive_operations(jax.jit(step).lower(jnp.eye(3)).compile().as_text())
     assert {"all-reduce", "lapack_sgesdd_ffi"} <= {line.strip(" (").split('"')[-1] for line in always}
     assert conditionals == []
+
+
+def gradient_of_projected(params, **where):
+    def loss(params):
+        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(svb_jax.project(params, 0.3, **where)))
+
+    return jax.grad(loss)(params)
+
+
+GAUSSIAN = {
+    "a": {"kernel": jax.random.normal(jax.random.key(0), (8, 4))},
+    "b": {"kernel": jax.random.normal(jax.random.key(1), (3, 3, 4, 8))},
+    "c": {"kernel": jax.random.normal(jax.random.key(2), (8, 4))},
+}
+
+
+class TestGradients:
+    """What devices share has the gradient of what they do not."""
+
+    def check(self, gradient):
+        expected = gradient_of_projected(GAUSSIAN)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-6), gradient, expected)
+
+    @pytest.mark.parametrize("shape", [(8,), (4, 2)])
+    @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+    @pytest.mark.parametrize("is_sharded", [False, True])
+    def test_over_a_mesh(self, shape, kind, is_sharded):
+        mesh = jax.make_mesh(shape, ("a", "b")[: len(shape)], axis_types=(kind,) * len(shape))
+        spec = P(*[None] * 3, mesh.axis_names) if is_sharded else P()
+        params = {"b": {"kernel": jax.device_put(GAUSSIAN["b"]["kernel"], NamedSharding(mesh, spec))}}
+        with jax.set_mesh(mesh):
+            params = jax.device_put(GAUSSIAN, NamedSharding(mesh, P())) | params
+            self.check(jax.jit(partial(gradient_of_projected, mesh=mesh))(params))
+
+    @pytest.mark.parametrize("check_vma", [False, True])
+    def test_over_an_axis(self, check_vma):
+        gradient = partial(gradient_of_projected, axis_name="d")
+        mapped = jax.shard_map(gradient, mesh=MESH, in_specs=P(), out_specs=P(), check_vma=check_vma)
+        self.check(jax.jit(mapped)(GAUSSIAN))

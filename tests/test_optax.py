@@ -150,6 +150,15 @@ class TestTrees:
         assert landed["a"] is None
         assert int(state.stats["svb"].num_values) == 2
 
+    def test_a_step_that_moves_no_matrix_is_counted_and_no_more(self):
+        params = {"a": {"kernel": 3 * jnp.eye(2)}, "bn": {"scale": jnp.array([1.0, 9.0])}}
+        tx = svb_jax.bbn(svb_jax.svb(optax.identity(), EPSILON), 1.0)
+        statistics = {"bn": {"var": jnp.ones(2)}}
+        landed, state = tx.update({"a": None, "bn": None}, tx.init(params), params, batch_stats=statistics)
+        assert jax.tree.leaves(landed) == []
+        counts = [each.count for each in jax.tree.leaves(state, is_leaf=lambda node: hasattr(node, "stats"))]
+        assert list(map(int, counts)) == [1, 1]
+
     def test_a_pattern_of_paths_selects(self):
         params = {"Conv_0": {"kernel": 3 * jnp.eye(2)}, "Dense_0": {"kernel": 3 * jnp.eye(2)}}
         landed, _ = run(svb_jax.svb(optax.sgd(0.0), EPSILON, where="Conv_0"), params, 1)
@@ -211,6 +220,13 @@ class TestCounter:
         expected = [(last - 2 + number) % 3 == 0 for number in range(1, 10)]
         assert self.steps_due(tx, last - 2, 9) == expected
 
+    @pytest.mark.parametrize("name", ["where", "dimension_numbers"])
+    def test_a_function_of_the_parameters_is_not_taken_for_a_schedule(self, name):
+        function = {"where": svb_jax.paths("kernel"), "dimension_numbers": svb_jax.every_matrix}[name]
+        make = optax.inject_hyperparams(svb_jax.bound_singular_values)
+        with pytest.raises(TypeError, match="a number of steps in place of the parameters"):
+            make(EPSILON, **{name: function}).init(PARAMS)
+
 
 class TestDebuggingSwitches:
     # Contexts, since jax.config.update would put back for all tests what held in one test's context.
@@ -239,6 +255,14 @@ class TestDebuggingSwitches:
             svb_jax.project(PARAMS, EPSILON, method=method)
             tx = svb_jax.svb(optax.identity(), EPSILON, method=method)
             tx.update(gradients(PARAMS, jnp.float32(0)), tx.init(PARAMS), PARAMS)
+
+    def test_strict_promotion_of_half_types(self):
+        params = {"kernel": 3 * jnp.eye(2, dtype=jnp.bfloat16)}
+        with jax.numpy_dtype_promotion("strict"):
+            assert svb_jax.project(params, EPSILON)["kernel"].dtype == jnp.bfloat16
+            tx = svb_jax.svb(optax.identity(), EPSILON)
+            landed, _ = tx.update(params, tx.init(params), params)
+        assert landed["kernel"].dtype == jnp.float32
 
 
 @pytest.mark.parametrize(

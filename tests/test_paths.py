@@ -14,7 +14,8 @@ import pytest
 from flax import nnx
 
 from svb_jax import paths, project, scan_stacks, svb
-from svb_jax._src.paths import as_mask, named_leaves, value_by_path
+from svb_jax._src.masks import as_mask
+from svb_jax._src.paths import named_leaves, value_by_path
 
 KEY = jax.random.key(0)
 

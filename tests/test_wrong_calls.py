@@ -46,7 +46,9 @@ NO_STATISTICS = (
 )
 NO_PAIR = "found no BatchNorm: a parameter .../scale needs a running variance .../var in batch_stats."
 UNREADABLE = "'dense/kernel' of shape (3, 3) cannot be read with"
-NEEDS_MATRICES = "clip_singular_values needs real floating-point matrices of shape (..., m, n), got"
+NEEDS_MATRICES = (
+    "clip_singular_values needs real floating-point matrices of 16 bits or more and of shape (..., m, n), got"
+)
 NEEDS_BAND = "clip_singular_values needs 0 <= lower <= upper < inf, got"
 
 WRONG_NUMBERS = {
@@ -80,7 +82,8 @@ WRONG_OPTIONS = {
     ),
     "two ways to share": (
         lambda: svb_jax.bound_singular_values(0.5, axis_name="d", mesh=jax.make_mesh((8,), ("d",))),
-        "bound_singular_values takes axis_name (inside pmap or shard_map) or mesh (under jit), not both.",
+        "bound_singular_values takes axis_name (inside pmap or shard_map), or mesh and shardings (under "
+        "jit), not both.",
     ),
     "project, epsilon": (
         lambda: svb_jax.project(KERNEL, -1.0),
@@ -96,7 +99,7 @@ WRONG_OPTIONS = {
     ),
     "project, two ways to share": (
         lambda: svb_jax.project(KERNEL, 0.5, axis_name="d", mesh=jax.make_mesh((8,), ("d",))),
-        "project takes axis_name (inside pmap or shard_map) or mesh (under jit), not both.",
+        "project takes axis_name (inside pmap or shard_map), or mesh and shardings (under jit), not both.",
     ),
     "project_batch_norm, epsilon": (
         lambda: svb_jax.project_batch_norm(SCALES, VARIANCES, jnp.nan),
@@ -198,6 +201,24 @@ WRONG_UPDATES = {
         lambda: (tx := svb_jax.bound_singular_values(0.5)).update(KERNEL, tx.init(KERNEL)),
         "bound_singular_values needs the parameters: call tx.update(grads, state, params).",
     ),
+    "updates of other names": (
+        lambda: (tx := svb_jax.bound_singular_values(0.5)).update(STACK, tx.init(KERNEL), KERNEL),
+        "bound_singular_values matches updates and parameters by path, and found no path that both have: "
+        "\"['blocks']['kernel']\" is in the updates alone.",
+    ),
+    "an update of another shape": (
+        lambda: (tx := svb_jax.bound_singular_values(0.5)).update(
+            {"dense": {"kernel": jnp.ones(3)}}, tx.init(KERNEL), KERNEL
+        ),
+        "bound_singular_values needs updates of the parameters' shapes, got (3,) for ['dense']['kernel'] of "
+        "shape (3, 3).",
+    ),
+    "layers without parameters": (
+        lambda: optax.tree_map_params(
+            tx := svb_jax.bound_singular_values(0.5, per_layer=True), lambda leaf: leaf, tx.init(KERNEL)
+        ),
+        "bound_singular_values needs the parameters to know its layers: with per_layer=True",
+    ),
     "bbn without params": (
         lambda: (tx := svb_jax.bound_batch_norm_scales(0.5)).update(SCALES, tx.init(SCALES)),
         "bound_batch_norm_scales needs the parameters: call tx.update(grads, state, params).",
@@ -228,7 +249,40 @@ WRONG_UPDATES = {
     ),
 }
 
-WRONG_CALLS = WRONG_NUMBERS | WRONG_OPTIONS | WRONG_TREES | WRONG_UPDATES
+WRONG_PLACES = {
+    "shardings of nothing": (
+        lambda: svb_jax.project(KERNEL, 0.5, shardings={}),
+        "svb_jax needs shardings= to be a tree of NamedSharding like the parameters",
+    ),
+    "shardings of one device": (
+        lambda: svb_jax.project(KERNEL, 0.5, shardings=jax.tree.map(lambda leaf: leaf.sharding, KERNEL)),
+        "it has SingleDeviceSharding(",
+    ),
+    "shardings inside pmap": (
+        lambda: svb_jax.svb(optax.sgd(0.1), 0.5, axis_name="d", shardings=KERNEL),
+        "takes axis_name (inside pmap or shard_map), or mesh and shardings (under jit), not both.",
+    ),
+    "a mask that is a word": (
+        lambda: svb_jax.project(KERNEL, 0.5, where=lambda params: "dense"),
+        "a function from the parameters to such a tree, got str with 'dense' in it.",
+    ),
+    "no patterns": (lambda: svb_jax.project(KERNEL, 0.5, where=[]), "got list with nothing in it."),
+    "no bands": (lambda: svb_jax.svb(optax.sgd(0.1), {}), "needs epsilon for at least one pattern of paths"),
+    "a centre below zero": (
+        lambda: svb_jax.project(KERNEL, 0.5, centre=lambda outputs, inputs: -1.0),
+        "svb_jax needs a positive, finite centre, got -1.0 for 'dense/kernel'.",
+    ),
+    "float8": (
+        lambda: svb_jax.clip_singular_values(jnp.ones((2, 2), jnp.float8_e4m3fn), 0.5, 2.0),
+        "clip_singular_values needs real floating-point matrices of 16 bits or more",
+    ),
+    "a negative bn_epsilon": (
+        lambda: svb_jax.bound_batch_norm_scales(0.5, bn_epsilon=-1.0),
+        "bound_batch_norm_scales needs a finite bn_epsilon >= 0, got -1.0.",
+    ),
+}
+
+WRONG_CALLS = WRONG_NUMBERS | WRONG_OPTIONS | WRONG_TREES | WRONG_UPDATES | WRONG_PLACES
 
 
 @pytest.mark.parametrize(("call", "told"), WRONG_CALLS.values(), ids=WRONG_CALLS)

@@ -12,7 +12,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from svb_jax._src.checks import check_count
-from svb_jax._src.paths import as_mask, key_names
+from svb_jax._src.clip.matrix_functions import compute_dtype
+from svb_jax._src.paths import key_names
 
 ScalarOrSchedule = ArrayLike | optax.Schedule
 # A named tuple of ``count``, ``step`` and ``stats``.
@@ -74,14 +75,27 @@ class Targets:
         self.updates = [update for _, update in paths]
         self._places = {key_names(path): place for place, (path, _) in enumerate(paths)}
         self._params = jax.tree_util.tree_flatten_with_path(params)[0]
+        if self._places and not any(key_names(path) in self._places for path, _ in self._params):
+            raise ValueError(
+                f"{caller} matches updates and parameters by path, and found no path that both have: "
+                f"{jax.tree_util.keystr(paths[0][0])!r} is in the updates alone."
+            )
+        self._caller = caller
 
     def place(self, index: int) -> int | None:
         """Return where the update of the ``index``-th parameter stands, or None if it has none."""
         return self._places.get(key_names(self._params[index][0]))
 
-    def param(self, index: int) -> jax.Array:
-        """Return the ``index``-th parameter."""
-        return self._params[index][1]
+    def pair(self, index: int) -> tuple[jax.Array, jax.Array]:
+        """Return the ``index``-th parameter and its update, which it must have."""
+        path, param = self._params[index]
+        param, update = jnp.asarray(param), jnp.asarray(self.updates[self._places[key_names(path)]])
+        if param.shape != update.shape:
+            raise ValueError(
+                f"{self._caller} needs updates of the parameters' shapes, got {update.shape} for "
+                f"{jax.tree_util.keystr(path)} of shape {param.shape}."
+            )
+        return param, update
 
 
 def land_updates(
@@ -94,8 +108,8 @@ def land_updates(
 ) -> tuple[optax.Updates, State]:
     """Return the updates, on due steps with those at ``indices`` landing where ``bound`` says.
 
-    One conditional holds all the work. Other steps pay for the counter, and for updates that are kept apart
-    from their use: without a conditional in between, a compiler adds them in the kernel that makes them.
+    One conditional holds all the work. Other steps pay for the counter and for one more kernel a leaf: with
+    a conditional in between, XLA cannot fuse an update into the sum with its parameter.
 
     Args:
       targets: parameters and updates.
@@ -105,17 +119,18 @@ def land_updates(
       bound: what lands where.
       keep_dtype: whether updates of half-precision leaves stay so, or become float32.
     """
-    old = [jnp.asarray(targets.param(index)) for index in indices]
+    if not indices:
+        return jax.tree.unflatten(targets.treedef, targets.updates), state._replace(
+            count=timing.next_step(state.count)
+        )
     places = [place for index in indices if (place := targets.place(index)) is not None]
-    updates = [targets.updates[place] for place in places]
+    old, updates = map(list, zip(*map(targets.pair, indices), strict=True))
     if not keep_dtype:
-        updates = [
-            u.astype(jnp.promote_types(u.dtype, exact_dtype(p))) for u, p in zip(updates, old, strict=True)
-        ]
+        updates = [_widened(u, compute_dtype(p.dtype)) for u, p in zip(updates, old, strict=True)]
     step = timing.next_step(state.count)
 
     def land(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
-        before = [p.astype(exact_dtype(p)) for p in old]
+        before = [p.astype(compute_dtype(p.dtype)) for p in old]
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, updates, strict=True)]
         bounded, stats = bound(stepped, state.count)
         # What the bound left alone keeps its update: infinite weights have no difference to land on.
@@ -141,12 +156,5 @@ def land_updates(
     return jax.tree.unflatten(targets.treedef, targets.updates), state
 
 
-def exact_dtype(array: jax.Array) -> jnp.dtype:
-    """Return the type to bound an array in: half types go through float32."""
-    return jnp.promote_types(array.dtype, jnp.float32)
-
-
-def masked(init_fn: Any, update_fn: Any, where: Any) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation, kept to the leaves that ``where`` selects."""
-    tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
-    return tx if where is None else optax.masked(tx, as_mask(where))
+def _widened(update: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return update if update.dtype.itemsize >= dtype.itemsize else update.astype(dtype)

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates, masked
-from svb_jax._src.checks import check_choice, check_epsilon
+from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates
+from svb_jax._src.checks import check_choice, check_epsilon, check_not_negative
+from svb_jax._src.masks import masked
 from svb_jax._src.running_variances import Kind, Pairs, ScaleLeaf, find_scales
 from svb_jax._src.stats import BoundBatchNormScalesState, ScaleStats, no_scales
 
@@ -76,6 +77,7 @@ def bound_batch_norm_scales(
     timing = Timing(every, until)
     timing.check(caller)
     check_choice(caller, "kind", kind, get_args(Kind))
+    check_not_negative(caller, "bn_epsilon", bn_epsilon)
 
     def init_fn(params: optax.Params) -> BoundBatchNormScalesState:
         del params

@@ -7,14 +7,14 @@ from typing import Any
 from jax.core import Tracer
 
 
-def known_number(value: Any, otherwise: str = "svb_jax needs a number.") -> float | None:
-    """Return a number's value, or None while it is being traced; raise ``otherwise`` if it is no number."""
+def known_number(caller: str, name: str, value: Any) -> float | None:
+    """Return a number's value, or None while it is being traced; raise if it is no number."""
     if isinstance(value, Tracer):
         return None
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise TypeError(otherwise) from error
+        raise TypeError(f"{caller} needs {name} to be a number, got {value!r}.") from error
 
 
 def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> None:
@@ -25,28 +25,33 @@ def check_choice(caller: str, name: str, value: str, choices: Sequence[str]) -> 
 
 def check_epsilon(caller: str, epsilon: Any) -> None:
     """Raise unless a band's epsilon is finite and not negative."""
-    number = known_number(epsilon, f"{caller} needs epsilon to be a number, got {epsilon!r}.")
+    check_not_negative(caller, "epsilon", epsilon)
+
+
+def check_not_negative(caller: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is finite and not negative."""
+    number = known_number(caller, name, value)
     if number is not None and not 0 <= number < math.inf:
-        raise ValueError(f"{caller} needs a finite epsilon >= 0, got {epsilon}.")
+        raise ValueError(f"{caller} needs a finite {name} >= 0, got {value}.")
 
 
 def check_positive(caller: str, name: str, value: Any) -> None:
     """Raise unless ``value`` is positive and finite."""
-    number = known_number(value)
+    number = known_number(caller, name, value)
     if number is not None and not 0 < number < math.inf:
         raise ValueError(f"{caller} needs a positive, finite {name}, got {value}.")
 
 
 def check_band(caller: str, lower: Any, upper: Any) -> None:
     """Raise unless 0 <= lower <= upper < inf."""
-    low, high = known_number(lower), known_number(upper)
+    low, high = known_number(caller, "lower", lower), known_number(caller, "upper", upper)
     if low is not None and high is not None and not 0 <= low <= high < math.inf:
         raise ValueError(f"{caller} needs 0 <= lower <= upper < inf, got lower={lower} and upper={upper}.")
 
 
 def check_count(caller: str, name: str, count: Any) -> None:
     """Raise unless ``count`` is a whole number, 1 or more."""
-    number = known_number(count)
+    number = known_number(caller, name, count)
     if number is not None and not (number >= 1 and number.is_integer()):
         raise ValueError(f"{caller} needs {name} to be a whole number, 1 or more, got {count}.")
 
@@ -54,6 +59,8 @@ def check_count(caller: str, name: str, count: Any) -> None:
 def check_bands(caller: str, epsilon: Any) -> Mapping[str, Any]:
     """Return from patterns of paths to epsilons, or raise unless all that are known are sensible."""
     bands = epsilon if isinstance(epsilon, Mapping) else {"*": epsilon}
+    if not bands:
+        raise ValueError(f"{caller} needs epsilon for at least one pattern of paths, got {{}}.")
     for each in bands.values():
         if not callable(each):
             check_epsilon(caller, each)
@@ -68,11 +75,12 @@ def check_inner(caller: str, inner: Any) -> None:
         )
 
 
-def check_projection(caller: str, centre: Any, axis_name: Any, mesh: Any) -> None:
+def check_projection(caller: str, centre: Any, axis_name: Any, mesh: Any, shardings: Any) -> None:
     """Raise unless a band's centre, and where the work is shared, make sense."""
     if not callable(centre):
         check_positive(caller, "centre", centre)
-    if axis_name is not None and mesh is not None:
+    if axis_name is not None and not (mesh is None and shardings is None):
         raise ValueError(
-            f"{caller} takes axis_name (inside pmap or shard_map) or mesh (under jit), not both."
+            f"{caller} takes axis_name (inside pmap or shard_map), or mesh and shardings (under jit), "
+            "not both."
         )

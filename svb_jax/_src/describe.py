@@ -10,7 +10,8 @@ from jax.typing import ArrayLike
 from svb_jax._src.checks import check_bands
 from svb_jax._src.dimension_numbers import DimensionNumbers, Tree, axes_by_name, leaves_by_names
 from svb_jax._src.leaves import MatrixLeaf, matrix_leaves
-from svb_jax._src.paths import NamedLeaf, as_mask, check_patterns, named_leaves, value_by_path
+from svb_jax._src.masks import as_mask
+from svb_jax._src.paths import NamedLeaf, check_patterns, named_leaves, value_by_path
 from svb_jax._src.tables import html_table, text_table
 
 Epsilon = ArrayLike | optax.Schedule
@@ -127,7 +128,7 @@ def _bounded_row(leaf: NamedLeaf, matrix: MatrixLeaf, epsilon: Any, centre: Cent
     inputs, outputs = matrix.matrix_shape
     middle = centre(outputs, inputs) if callable(centre) else centre
     start: Any = epsilon(0) if callable(epsilon) else epsilon
-    factor = 1 + float(start)
+    factor = 1 + max(float(start), 0)
     return LeafDescription(
         path=leaf.label,
         shape=leaf.shape,

@@ -16,9 +16,13 @@ import jax
 from svb_jax._src.paths import NamedLeaf, is_hidden, map_leaves, named_leaves
 
 KERNEL_NAMES = ("kernel", "w", "weight")
-QUERY_NAMES = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "query_proj", "key_proj", "value_proj")
+QUERY_NAMES = (
+    *("query", "key", "value", "q", "k", "v", "wq", "wk", "wv", "to_q", "to_k", "to_v"),
+    *("q_proj", "k_proj", "v_proj", "query_proj", "key_proj", "value_proj"),
+)
 DENSE_MODULE = re.compile(r"(dense|linear)(_?general)?(_?\d+)?", re.IGNORECASE)
-OUT_NAMES = ("out", "o_proj", "out_proj", "output_proj")
+OUT_NAMES = ("out", "o", "wo", "to_out", "o_proj", "out_proj", "output_proj")
+EMBEDDING_MODULE = re.compile(r".*embed(ding)?s?(_?(tokens?|positions?|\d+))?|wte|wpe", re.IGNORECASE)
 
 # A tree of MatrixAxes, or a function from the parameters to one.
 DimensionNumbers = Any
@@ -164,8 +168,8 @@ def is_embedding(leaf: NamedLeaf) -> bool:
     Flax and Haiku call the table ``embedding`` and ``embeddings``, which is no kernel's name.
     """
     classes = {base.__name__ for base in type(leaf.owner).__mro__}
-    has_name = leaf.module.lower().endswith(("embed", "embedding", "embeddings"))
-    return leaf.name == "weight" and leaf.rank == 2 and (bool(classes & {"Embed", "Embedding"}) or has_name)
+    is_table = bool(classes & {"Embed", "Embedding"} or EMBEDDING_MODULE.fullmatch(leaf.module))
+    return leaf.name == "weight" and leaf.rank == 2 and is_table
 
 
 def is_output_first(leaf: NamedLeaf) -> bool:
@@ -174,8 +178,10 @@ def is_output_first(leaf: NamedLeaf) -> bool:
 
 
 def is_in_attention(leaf: NamedLeaf, tree: Tree) -> bool:
-    """Return whether the module that a leaf belongs to is one of attention's projections, by its name."""
+    """Return whether a leaf belongs to one of attention's projections, by the names of its modules."""
     if leaf.module in QUERY_NAMES or is_fused(leaf):
+        return True
+    if any("attention" in name or "attn" in name for name in leaf.path.lower().split("/")):
         return True
     beside = {names[len(leaf.names) - 2] for names in tree if _is_beside(names, leaf)}
     return leaf.module in OUT_NAMES and bool(beside & set(QUERY_NAMES))

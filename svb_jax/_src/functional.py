@@ -9,14 +9,21 @@ import optax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
-from svb_jax._src.apply_every import exact_dtype
 from svb_jax._src.batch_norm import bound_scales
-from svb_jax._src.checks import check_bands, check_choice, check_epsilon, check_projection
+from svb_jax._src.checks import (
+    check_bands,
+    check_choice,
+    check_epsilon,
+    check_not_negative,
+    check_projection,
+)
 from svb_jax._src.clip import Method
 from svb_jax._src.clip.distribute import AxisName
+from svb_jax._src.clip.matrix_functions import compute_dtype
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import Centre, matrix_leaves, project_leaves
-from svb_jax._src.paths import as_mask, check_patterns, value_by_path
+from svb_jax._src.masks import as_mask
+from svb_jax._src.paths import check_patterns, value_by_path
 from svb_jax._src.running_variances import Kind, Pairs, find_scales
 
 
@@ -54,7 +61,7 @@ def project(
     """
     bands = check_bands("project", epsilon)
     check_choice("project", "method", method, get_args(Method))
-    check_projection("project", centre, axis_name, mesh)
+    check_projection("project", centre, axis_name, mesh, shardings)
 
     def bound(params: Any) -> Any:
         leaves = matrix_leaves(params, dimension_numbers)
@@ -109,6 +116,7 @@ def project_batch_norm(
     """
     check_choice("project_batch_norm", "kind", kind, get_args(Kind))
     check_epsilon("project_batch_norm", epsilon)
+    check_not_negative("project_batch_norm", "bn_epsilon", bn_epsilon)
 
     def bound(params: Any) -> Any:
         is_masked = where is not None
@@ -130,7 +138,7 @@ def _replace_leaves(
     """Return the parameters with the leaves at ``indices`` bounded, each in its own type."""
     values, treedef = jax.tree.flatten(params)
     old = [jnp.asarray(values[index]) for index in indices]
-    new = bound([value.astype(exact_dtype(value)) for value in old])
+    new = bound([value.astype(compute_dtype(value.dtype)) for value in old])
     for index, before, after in zip(indices, old, new, strict=True):
         values[index] = after.astype(before.dtype)
     return jax.tree.unflatten(treedef, values)

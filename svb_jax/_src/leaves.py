@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jax.typing import ArrayLike, DTypeLike
 
 from svb_jax._src.clip import Method, clip_batches
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.distribute import AxisName, Band, clip_over_axis, clip_over_mesh
+from svb_jax._src.clip.distribute import AxisName, Band, clip_over_devices
+from svb_jax._src.clip.matrix_functions import compute_dtype, replicate, shard_like
 from svb_jax._src.dimension_numbers import (
     DimensionNumbers,
     MatrixAxes,
@@ -23,7 +24,7 @@ from svb_jax._src.dimension_numbers import (
     read_axes,
 )
 from svb_jax._src.paths import NamedLeaf, is_hidden, named_leaves
-from svb_jax._src.stats import Clipped, ProjectionStats
+from svb_jax._src.stats import Clipped, ProjectionStats, no_projection
 
 # The band's centre: a number, or a function of a matrix's (outputs, inputs).
 Centre = float | Callable[[int, int], float]
@@ -33,10 +34,14 @@ Array = TypeVar("Array", jax.Array, np.ndarray)
 
 @dataclass(frozen=True)
 class MatrixLeaf:
-    """One leaf that holds matrices: where it stands in the flattened tree, and how it is read."""
+    """One leaf that holds matrices: where it stands in the flattened tree, and how it is read.
+
+    Patterns are compared with its ``path``; its ``label``, no two of which are alike, is what is shown.
+    """
 
     index: int
     path: str
+    label: str
     shape: tuple[int, ...]
     dtype: Any
     batch: tuple[int, ...]
@@ -57,7 +62,7 @@ class MatrixLeaf:
     @property
     def compute_dtype(self) -> DTypeLike:
         """Return the type to decompose in: half types go through float32."""
-        return jnp.promote_types(self.dtype, jnp.float32)
+        return compute_dtype(self.dtype)
 
     def to_matrices(self, leaf: Array) -> Array:
         """Return the leaf, of JAX or of NumPy, as a batch (count, reduction, output)."""
@@ -72,6 +77,15 @@ class MatrixLeaf:
         merged = jnp.moveaxis(matrices.reshape(-1, self.groups, rows, columns), 1, 2)
         split = merged.reshape([self.shape[a] for a in self.order])
         return jnp.transpose(split, self.inverse_order)
+
+    def to_batch(self, value: jax.Array, band: Band) -> Batch:
+        """Return a leaf's matrices (b, reduction, output) with their band."""
+        matrices = self.to_matrices(replicate(value))
+        return Batch(matrices, *(jnp.broadcast_to(each, (self.count,)) for each in band))
+
+    def from_batch(self, matrices: jax.Array, like: jax.Array) -> jax.Array:
+        """Return the leaf that has these matrices, laid out over the devices like another value of it."""
+        return shard_like(self.from_matrices(matrices), like)
 
     @property
     def order(self) -> tuple[int, ...]:
@@ -134,18 +148,13 @@ def project_leaves(
       shardings: a tree of them like the parameters', if it is known how these lie on the mesh.
     """
     bands = [_band(*each, centre) for each in zip(leaves, values, epsilons, strict=True)]
-    if axis_name is not None:
-        return clip_over_axis(leaves, values, bands, method, axis_name)
-    if mesh is not None or shardings is not None:
-        by_path = {leaf.label: leaf.value for leaf in named_leaves(shardings)}
-        known = [by_path.get(leaf.path) for leaf in leaves]
-        of_all = next(iter(by_path.values())).mesh if mesh is None else mesh
-        return clip_over_mesh(leaves, values, bands, method, of_all, known)
-    batches = [_to_batch(*each) for each in zip(leaves, values, bands, strict=True)]
+    if not (axis_name is None and mesh is None and shardings is None):
+        return clip_over_devices(leaves, values, bands, method, axis_name, mesh, shardings)
+    batches = [leaf.to_batch(value, band) for leaf, value, band in zip(leaves, values, bands, strict=True)]
     clipped = clip_batches(batches, method)
     projected = [
-        shard_like(leaf.from_matrices(each.matrices), value)
-        for leaf, value, each in zip(leaves, values, clipped, strict=True)
+        leaf.from_batch(each.matrices, value)
+        for leaf, each, value in zip(leaves, clipped, values, strict=True)
     ]
     return projected, clipped
 
@@ -153,18 +162,14 @@ def project_leaves(
 def _band(leaf: MatrixLeaf, value: jax.Array, epsilon: ArrayLike, centre: Centre) -> Band:
     inputs, outputs = leaf.matrix_shape
     middle = centre(outputs, inputs) if callable(centre) else centre
+    if callable(centre) and not 0 < middle < math.inf:
+        raise ValueError(f"svb_jax needs a positive, finite centre, got {middle} for {leaf.label!r}.")
     # A schedule may return anything: below zero there is no band, and what is not finite is none either.
     epsilon = jnp.asarray(epsilon, value.dtype)
     is_band = jnp.isfinite(epsilon)
     factor = 1 + jnp.where(is_band, jnp.maximum(epsilon, 0), 0)
     lower, upper = (jnp.asarray(end, value.dtype) for end in (middle / factor, middle * factor))
     return Band(lower, upper, is_band)
-
-
-def _to_batch(leaf: MatrixLeaf, value: jax.Array, band: Band) -> Batch:
-    """Return a leaf's matrices (b, reduction, output) with their band."""
-    matrices = leaf.to_matrices(replicate(value))
-    return Batch(matrices, *(jnp.broadcast_to(each, (leaf.count,)) for each in band))
 
 
 def summarise(
@@ -176,6 +181,8 @@ def summarise(
       batches: what was seen of each layer.
       matrix_shapes: of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
     """
+    if not batches:
+        return no_projection()
     shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
     num_values = np.concatenate(
         [np.full(len(batch.smallest), min(shape)) for batch, shape in zip(batches, shapes, strict=True)]
@@ -202,22 +209,6 @@ def summarise(
     )
 
 
-def replicate(array: jax.Array) -> jax.Array:
-    """Return an array whole on every device, where its type says how it lies (explicit sharding).
-
-    Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
-    """
-    sharding = jax.typeof(array).sharding
-    whole = NamedSharding(sharding.mesh, PartitionSpec())
-    return jax.sharding.reshard(array, whole) if any(sharding.spec) else array
-
-
-def shard_like(array: jax.Array, like: jax.Array) -> jax.Array:
-    """Return an array laid out over the devices as the type of ``like`` says."""
-    sharding = jax.typeof(like).sharding
-    return jax.sharding.reshard(array, sharding) if any(sharding.spec) else array
-
-
 def _read_leaf(index: int, named: NamedLeaf, axes: MatrixAxes) -> MatrixLeaf:
     label, leaf, rank = named.label, named.value, named.rank
     reduction, output = (positive_axes(label, each, rank) for each in (axes.reduction, axes.output))
@@ -234,4 +225,4 @@ def _read_leaf(index: int, named: NamedLeaf, axes: MatrixAxes) -> MatrixLeaf:
     outputs = math.prod(leaf.shape[a] for a in output)
     if axes.groups < 1 or outputs % axes.groups:
         raise ValueError(f"{label!r} has {outputs} outputs, which {axes.groups} groups do not divide.")
-    return MatrixLeaf(index, label, leaf.shape, leaf.dtype, batch, reduction, output, axes.groups)
+    return MatrixLeaf(index, named.path, label, leaf.shape, leaf.dtype, batch, reduction, output, axes.groups)

@@ -1,13 +1,13 @@
-"""Leaves by path: how a path is written, and how patterns choose leaves in any library's tree."""
+"""Leaves by path: how a path is written, and which patterns match it, in any library's tree."""
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 from jax.tree_util import DictKey, GetAttrKey, SequenceKey
 
@@ -56,6 +56,11 @@ class NamedLeaf(NamedTuple):
 
 def named_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[NamedLeaf]:
     """Return the leaves in the tree's order. Paths that would read alike are spelt out."""
+    if isinstance(tree, jax.Array) and tree.ndim == 0 and jnp.issubdtype(tree.dtype, jnp.integer):
+        raise TypeError(
+            "svb_jax got a number of steps in place of the parameters. Under optax.inject_hyperparams, name "
+            "where and dimension_numbers in static_args: it takes other functions for schedules."
+        )
     flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     names = [key_names(key_path) for key_path, _ in flat]
     joined = ["/".join(each) for each in names]
@@ -113,49 +118,6 @@ def _key_name(key: Any) -> str:
     return str(getattr(key, "key", key))
 
 
-def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], Any]:
-    """Choose leaves by the pattern of their path: a mask for ``where=`` and for ``optax.masked``.
-
-    A leaf's path reads ``encoder/block_0/attention/query/kernel``, alike in Linen's dicts, NNX's states,
-    Haiku's parameters and Equinox's modules.
-
-    - A pattern without "/" is compared with each name on the path: ``attention``, ``Conv_*``, ``kernel``.
-    - A pattern with "/" is compared with the path from its start: ``encoder/block_0``, ``*/query/kernel``.
-    - Either chooses what it names and everything below.
-    - ``*`` stands for any characters, "/" among them; a leading ``*/`` also for none, so that
-      ``*/attention/*`` finds attention at the top of the tree too. ``?`` stands for one character, and
-      ``[01]`` for one of these.
-
-    Args:
-      *patterns: a leaf is chosen if one of them matches. None means all leaves.
-      exclude: patterns of leaves that are not chosen after all.
-
-    Returns:
-      A function from the parameters to a tree of booleans. It raises if a pattern matches no leaf.
-
-    Example:
-      >>> import jax.numpy as jnp, svb_jax
-      >>> stem, head = {"kernel": jnp.ones((3, 4))}, {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
-      >>> params = {"stem": stem, "head": head}
-      >>> svb_jax.paths("head")(params)
-      {'head': {'bias': True, 'kernel': True}, 'stem': {'kernel': False}}
-      >>> svb_jax.paths("*/kernel", exclude="stem")(params)
-      {'head': {'bias': False, 'kernel': True}, 'stem': {'kernel': False}}
-    """
-    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
-
-    def mask(params: Any) -> Any:
-        check_patterns("paths", [*patterns, *excluded], params)
-        return map_leaves(
-            lambda leaf: (
-                (not patterns or matches_any(patterns, leaf.path)) and not matches_any(excluded, leaf.path)
-            ),
-            params,
-        )
-
-    return mask
-
-
 def matches_any(patterns: Iterable[str], path: str) -> bool:
     """Return whether one of the patterns matches a path, by the rules of :func:`paths`."""
     return any(_matches(pattern, path) for pattern in patterns)
@@ -203,30 +165,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Return the few that are most like ``name``, for a message."""
     found = difflib.get_close_matches(name, list(known), n=3, cutoff=0)
     return f"the nearest: {', '.join(map(repr, found))}" if found else "there is none at all"
-
-
-def as_mask(where: Any) -> Any:
-    """Return ``where`` as ``optax.masked`` takes it: a function of the parameters, or a tree of booleans.
-
-    Args:
-      where: one of these, or a pattern or several for :func:`paths`.
-    """
-    if isinstance(where, str):
-        return paths(where)
-    # A tree may be callable too: an Equinox module with booleans for leaves.
-    if where is None or (callable(where) and jax.tree_util.all_leaves([where])):
-        return where
-    leaves = jax.tree.leaves(where)
-    if isinstance(where, list | tuple) and leaves and all(isinstance(leaf, str) for leaf in leaves):
-        return paths(*leaves)
-    if not all(_is_boolean(leaf) for leaf in leaves):
-        wrong = next(leaf for leaf in leaves if not _is_boolean(leaf))
-        raise ValueError(
-            "svb_jax needs where= to be a pattern of paths or a list of them, a tree of booleans, or a "
-            f"function from the parameters to such a tree, got {type(where).__name__} with {wrong!r} in it."
-        )
-    return where
-
-
-def _is_boolean(leaf: Any) -> bool:
-    return isinstance(leaf, bool) or (np.ndim(leaf) == 0 and getattr(leaf, "dtype", None) == np.bool_)

@@ -41,7 +41,7 @@ def singular_values(params: Any, *, dimension_numbers: DimensionNumbers = None) 
       {'Dense_0/kernel': array([3. , 1. , 0.5])}
     """
     batches = host_matrices(params, dimension_numbers)
-    return {leaf.path: _one_row_flat(host_spectra(matrices)) for leaf, matrices in batches}
+    return {leaf.label: _one_row_flat(host_spectra(matrices)) for leaf, matrices in batches}
 
 
 class MatrixSummary(NamedTuple):
@@ -156,7 +156,7 @@ def folded_singular_values(
       >>> svb_jax.folded_singular_values(params, batch_stats, pairs, bn_epsilon=0.0)
       {'Dense_0/kernel': array([6., 1.])}
     """
-    batches = {leaf.path: matrices for leaf, matrices in host_matrices(params, dimension_numbers)}
+    batches = {leaf.label: matrices for leaf, matrices in host_matrices(params, dimension_numbers)}
     scales, variances = scales_by_module(params), variances_by_module(batch_stats, params)
     folded = {}
     for kernel, norm in pairs:
@@ -183,7 +183,7 @@ def _summary_row(leaf: MatrixLeaf, matrices: np.ndarray, band: tuple[float, floa
     distances = np.linalg.norm(values**2 - 1, axis=1)
     inputs, outputs = leaf.matrix_shape
     return MatrixSummary(
-        path=leaf.path,
+        path=leaf.label,
         num_matrices=leaf.count,
         shape=(outputs, inputs),
         sigma_min=float(values.min()),

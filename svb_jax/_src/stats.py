@@ -113,8 +113,8 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
     ``svb/share_clipped``, ``svb/exact`` (matrices that took the exact path), ``svb/missed`` (matrices still
     outside the band, by the route's own check), ``svb/skipped`` (matrices, or a band, that were not finite),
     and ``bbn/step``, ``bbn/share_clipped``, ``bbn/skipped``. A bound with ``per_layer=True`` adds the same
-    for each
-    layer: ``svb/block/kernel/sigma_min``. Bounds are called by their ``name=``; several of one name are
+    for each layer:
+    ``svb/block/kernel/sigma_min``. Bounds are called by their ``name=``; several of one name are
     ``svb.0/...``, ``svb.1/...``, in the state's order. The values stay on the device; before the first
     projection all are 0.
 

@@ -8,17 +8,15 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates, masked
+from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates
 from svb_jax._src.checks import check_bands, check_choice, check_projection
 from svb_jax._src.clip import Method
 from svb_jax._src.clip.distribute import AxisName
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import Centre, matrix_leaves, project_leaves, summarise
+from svb_jax._src.masks import masked
 from svb_jax._src.paths import check_patterns, value_by_path
-from svb_jax._src.stats import (
-    BoundSingularValuesState,
-    no_projection,
-)
+from svb_jax._src.stats import BoundSingularValuesState, no_projection
 
 # One band for all matrices, or from patterns of their paths to bands.
 Epsilon = ScalarOrSchedule | Mapping[str, ScalarOrSchedule]
@@ -95,12 +93,17 @@ def bound_singular_values(
     timing = Timing(every, until)
     timing.check(caller)
     check_choice(caller, "method", method, get_args(Method))
-    check_projection(caller, centre, axis_name, mesh)
+    check_projection(caller, centre, axis_name, mesh, shardings)
 
     def init_fn(params: optax.Params) -> BoundSingularValuesState:
         leaves = matrix_leaves(params, dimension_numbers)
+        if per_layer and not leaves:
+            raise ValueError(
+                f"{caller} needs the parameters to know its layers: with per_layer=True its state cannot be "
+                "mapped by optax.tree_map_params."
+            )
         check_patterns(f"{caller}'s epsilon", bands, params)
-        names = [name, *(f"{name}/{leaf.path}" for leaf in leaves if per_layer)]
+        names = [name, *(f"{name}/{leaf.label}" for leaf in leaves if per_layer)]
         stats = {each: no_projection() for each in names}
         return BoundSingularValuesState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), stats)
 
@@ -132,7 +135,7 @@ def bound_singular_values(
             stats = dict(state.stats) | {name: summarise(seen, [leaf.matrix_shape for leaf in leaves])}
             if per_layer:
                 stats |= {
-                    f"{name}/{leaf.path}": summarise([each], [leaf.matrix_shape])
+                    f"{name}/{leaf.label}": summarise([each], [leaf.matrix_shape])
                     for leaf, each in zip(leaves, seen, strict=True)
                 }
             return projected, stats

@@ -13,16 +13,16 @@ from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import dtypes, lax
+from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax._src.checks import check_band, check_choice
 from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.batched import clip_batched, untouched
 from svb_jax._src.clip.cpu import clip_sequentially
-from svb_jax._src.clip.derivative import clip_tangent
+from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
 from svb_jax._src.clip.gram import clip_by_gram
+from svb_jax._src.clip.matrix_functions import compute_dtype, replicate, shard_like
 from svb_jax._src.clip.products import clip_by_products
 from svb_jax._src.clip.svd import clip_by_svd
 from svb_jax._src.stats import Clipped
@@ -43,7 +43,8 @@ def clip_singular_values(
       U \Sigma V^\top \mapsto U \operatorname{clip}(\Sigma, \text{lower}, \text{upper}) V^\top,
 
     the nearest such matrix in the Frobenius norm. Half types are projected in float32 and rounded once.
-    A matrix with non-finite entries comes back as it is.
+    A matrix with non-finite entries comes back as it is, and so does one whose band is none: a traced end
+    that is not finite, or out of order.
 
     The function can be differentiated in both modes, with respect to all three arguments. At an end of the
     band, where the clip has a kink, the derivative is the one from inside.
@@ -69,19 +70,20 @@ def clip_singular_values(
              [0. , 0. , 0.5]], dtype=float32)
     """
     matrices = jnp.asarray(matrices)
-    if matrices.ndim < 2 or not jnp.issubdtype(matrices.dtype, jnp.floating):
+    is_float = jnp.issubdtype(matrices.dtype, jnp.floating) and matrices.dtype.itemsize >= 2
+    if matrices.ndim < 2 or not is_float:
         raise ValueError(
-            "clip_singular_values needs real floating-point matrices of shape (..., m, n), "
-            f"got {matrices.dtype} of shape {matrices.shape}."
+            "clip_singular_values needs real floating-point matrices of 16 bits or more and of shape "
+            f"(..., m, n), got {matrices.dtype} of shape {matrices.shape}."
         )
     check_choice("clip_singular_values", "method", method, get_args(Method))
     check_band("clip_singular_values", lower, upper)
-    dtype = jnp.promote_types(matrices.dtype, jnp.float32)
+    dtype = compute_dtype(matrices.dtype)
     count = math.prod(matrices.shape[:-2])
     lower, upper = (jnp.broadcast_to(jnp.asarray(end, dtype), (count,)) for end in (lower, upper))
-    batch = matrices.astype(dtype).reshape(count, *matrices.shape[-2:])
+    batch = replicate(matrices).astype(dtype).reshape(count, *matrices.shape[-2:])
     [clipped] = clip_batches([Batch(batch, lower, upper, jnp.ones(count, bool))], method)
-    return clipped.matrices.reshape(matrices.shape).astype(matrices.dtype)
+    return shard_like(clipped.matrices.reshape(matrices.shape).astype(matrices.dtype), matrices)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -95,6 +97,7 @@ def clip_batches(batches: list[Batch], method: Method, is_partial: bool = False)
       method: the route.
       is_partial: whether there may be batches without any active matrix, which then cost nothing.
     """
+    batches = [with_sound_band(batch) for batch in batches]
     results = dict(enumerate(map(untouched, batches)))
     filled = [index for index, batch in enumerate(batches) if batch.matrices.size]
     if filled:
@@ -107,6 +110,12 @@ def clip_batches(batches: list[Batch], method: Method, is_partial: bool = False)
     return [results[index] for index in range(len(results))]
 
 
+def with_sound_band(batch: Batch) -> Batch:
+    """Deactivate the matrices whose band is none: NaN, infinite, negative or out of order."""
+    is_band = (batch.lower >= 0) & (batch.lower <= batch.upper) & (batch.upper < jnp.inf)
+    return batch._replace(is_active=batch.is_active & is_band)
+
+
 def _by_platform(cpu: Clip, default: Clip) -> Clip:
     return lambda batches: lax.platform_dependent(batches, cpu=cpu, default=default)
 
@@ -117,15 +126,8 @@ def _clip_batches_jvp(
 ) -> tuple[list[Clipped], list[Clipped]]:
     [batches], [batch_tangents] = primals, tangents
     clipped = clip_batches(batches, method, is_partial)
-    changes = [clip_tangent(*pair) for pair in zip(batches, batch_tangents, strict=True)]
-    return clipped, [_only_matrices(*pair) for pair in zip(clipped, changes, strict=True)]
-
-
-def _only_matrices(clipped: Clipped, change: jax.Array) -> Clipped:
-    """Return a tangent in which the statistics, which are there to be looked at, do not move."""
-    return Clipped(change, *(_zero_tangent(figures) for figures in clipped[1:]))
-
-
-def _zero_tangent(array: jax.Array) -> Any:
-    is_float = jnp.issubdtype(array.dtype, jnp.floating)
-    return jnp.zeros_like(array) if is_float else np.zeros(array.shape, dtypes.float0)
+    changes = [
+        clip_tangent(with_sound_band(batch), tangent)
+        for batch, tangent in zip(batches, batch_tangents, strict=True)
+    ]
+    return clipped, [clipped_tangent(*pair) for pair in zip(clipped, changes, strict=True)]

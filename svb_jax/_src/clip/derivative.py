@@ -9,11 +9,16 @@ Where two values are equal Γ⁻ is f′, which is 1 in the closed band and 0 ou
 vanished has no derivative: the lift to the band's lower end is arbitrary there, and counts as constant.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import dtypes
 
 from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, transpose, unscaled
+from svb_jax._src.stats import Clipped
 
 
 def clip_tangent(batch: Batch, tangent: Batch) -> jax.Array:
@@ -47,14 +52,24 @@ def _tall_tangent(batch: Batch, tangent: Batch) -> jax.Array:
     projected = matmul(matmul(transpose(u), tangent.matrices), transpose(vt))
     symmetric, antisymmetric = (projected + transpose(projected)) / 2, (projected - transpose(projected)) / 2
     inner = _differences(values, clipped, is_inside) * symmetric
-    inner += (
-        _ratio(clipped[:, :, None] + clipped[:, None, :], values[:, :, None] + values[:, None, :])
-        * antisymmetric
-    )
+    # Rounding errors of the largest value: what is no larger has vanished.
+    noise = jnp.finfo(values.dtype).eps * max(batch.matrices.shape[1:]) * values[:, :1]
+    sums = clipped[:, :, None] + clipped[:, None, :], values[:, :, None] + values[:, None, :]
+    inner += _ratio(*sums, noise[:, :, None]) * antisymmetric
     inner += with_ends[:, :, None] * eye_like(projected)
     outer = matmul(tangent.matrices, transpose(vt)) - matmul(u, projected)
-    outer *= _ratio(clipped, values)[:, None, :]
+    outer *= _ratio(clipped, values, noise)[:, None, :]
     return matmul(matmul(u, inner) + outer, vt)
+
+
+def clipped_tangent(clipped: Clipped, change: jax.Array) -> Clipped:
+    """Return a tangent in which the statistics, which are there to be looked at, do not move."""
+    return Clipped(change, *(_zero_tangent(figures) for figures in clipped[1:]))
+
+
+def _zero_tangent(array: jax.Array) -> Any:
+    is_float = jnp.issubdtype(array.dtype, jnp.floating)
+    return jnp.zeros_like(array) if is_float else np.zeros(array.shape, dtypes.float0)
 
 
 def _differences(values: jax.Array, clipped: jax.Array, is_inside: jax.Array) -> jax.Array:
@@ -67,7 +82,7 @@ def _differences(values: jax.Array, clipped: jax.Array, is_inside: jax.Array) ->
     return jnp.where(is_equal, slope, rise / jnp.where(is_equal, 1, run))
 
 
-def _ratio(clipped: jax.Array, values: jax.Array) -> jax.Array:
-    """Return clipped / values, 0 where the values have vanished."""
-    is_vanished = values <= jnp.finfo(values.dtype).tiny
+def _ratio(clipped: jax.Array, values: jax.Array, noise: jax.Array) -> jax.Array:
+    """Return clipped / values, 0 where the values are no more than noise."""
+    is_vanished = values <= noise
     return jnp.where(is_vanished, 0, clipped / jnp.where(is_vanished, 1, values))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -11,8 +11,10 @@ from jax.core import Tracer
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from svb_jax._src.clip import Method
+from svb_jax._src.clip import Method, with_sound_band
+from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
 from svb_jax._src.clip.exchange import Layout, Names, Stack, clip_stacks
+from svb_jax._src.paths import named_leaves
 from svb_jax._src.stats import Clipped
 
 # Leaves are read as matrices one level above.
@@ -28,6 +30,71 @@ class Band(NamedTuple):
     lower: jax.Array
     upper: jax.Array
     is_active: jax.Array
+
+
+def clip_over_devices(
+    leaves: Sequence["MatrixLeaf"],
+    values: Sequence[jax.Array],
+    bands: Sequence[Band],
+    method: Method,
+    axis_name: AxisName | None,
+    mesh: Mesh | None,
+    shardings: Any,
+) -> tuple[list[jax.Array], list[Clipped]]:
+    """Clip leaves over an axis or, if none is named, over a mesh: that of ``shardings``, if none is given.
+
+    Args:
+      leaves: how each is read as matrices.
+      values: the leaves.
+      bands: one a leaf.
+      method: the route.
+      axis_name: as for :func:`clip_over_axis`.
+      mesh: as for :func:`clip_over_mesh`.
+      shardings: a tree of them like the parameters', if it is known how these lie on the mesh.
+    """
+    if axis_name is not None:
+        return _differentiable(clip_over_axis, leaves, method, axis_name)(list(values), list(bands))
+    known = _known_shardings(leaves, shardings)
+    of_all = next(each for each in known if each is not None).mesh if mesh is None else mesh
+    return _differentiable(clip_over_mesh, leaves, method, of_all, known)(list(values), list(bands))
+
+
+def _differentiable(clip: Callable[..., Any], leaves: Sequence["MatrixLeaf"], *options: Any) -> Any:
+    """Return a clip that devices share, with the derivative of one that they do not.
+
+    The derivative of an exchange would count what is the same on all devices once for each.
+    """
+
+    @jax.custom_jvp
+    def clip_shared(values: list[jax.Array], bands: list[Band]) -> tuple[list[jax.Array], list[Clipped]]:
+        return clip(leaves, values, bands, *options)
+
+    @clip_shared.defjvp
+    def clip_shared_jvp(primals: Any, tangents: Any) -> Any:
+        clipped, seen = clip_shared(*primals)
+        changes = []
+        for leaf, value, band, change, (lower, upper, _) in zip(leaves, *primals, *tangents, strict=True):
+            tangent = leaf.to_batch(change, Band(lower, upper, band.is_active))
+            moved = clip_tangent(with_sound_band(leaf.to_batch(value, band)), tangent)
+            changes.append(leaf.from_batch(moved, value))
+        return (clipped, seen), (changes, list(map(clipped_tangent, seen, changes)))
+
+    return clip_shared
+
+
+def _known_shardings(leaves: Sequence["MatrixLeaf"], shardings: Any) -> list[NamedSharding | None]:
+    """Return how each leaf lies on its mesh, None where the tree ``shardings`` does not say it."""
+    if shardings is None:
+        return [None] * len(leaves)
+    by_label = {leaf.label: leaf.value for leaf in named_leaves(shardings)}
+    found = [by_label.get(leaf.label) for leaf in leaves]
+    known = [each if isinstance(each, NamedSharding) else None for each in found]
+    if leaves and not any(known):
+        raise ValueError(
+            "svb_jax needs shardings= to be a tree of NamedSharding like the parameters, such as "
+            f"jax.tree.map(lambda leaf: leaf.sharding, params); it has {found[0]!r} for {leaves[0].label!r}."
+        )
+    return known
 
 
 def clip_over_axis(

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
+from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike, DTypeLike
 
 # A step takes the largest values to the new interval's lower end. Further down than this share of the upper
 # end they would drown in rounding errors, so longer intervals get the polynomial of this one.
@@ -29,6 +30,28 @@ def matmul(a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.
     At the default precision of accelerators (bfloat16, TF32) a product misses narrow bands altogether.
     """
     return jnp.matmul(a, b, precision=precision)
+
+
+def compute_dtype(dtype: DTypeLike) -> jnp.dtype:
+    """Return the type to compute in: half types go through float32."""
+    # Not by promotion, which is an error between these types where a user made it strict.
+    return jnp.dtype(jnp.float32 if jnp.dtype(dtype).itemsize < 4 else dtype)
+
+
+def replicate(array: jax.Array) -> jax.Array:
+    """Return an array whole on every device, where its type says how it lies (explicit sharding).
+
+    Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
+    """
+    sharding = jax.typeof(array).sharding
+    whole = NamedSharding(sharding.mesh, PartitionSpec())
+    return jax.sharding.reshard(array, whole) if any(sharding.spec) else array
+
+
+def shard_like(array: jax.Array, like: jax.Array) -> jax.Array:
+    """Return an array laid out over the devices as the type of ``like`` says."""
+    sharding = jax.typeof(like).sharding
+    return jax.sharding.reshard(array, sharding) if any(sharding.spec) else array
 
 
 def transpose(matrices: jax.Array) -> jax.Array:
@@ -139,7 +162,8 @@ def nearest_to_one(low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Arra
 
 def is_at_one(low: jax.Array) -> jax.Array:
     """Return for each matrix whether all its values are 1 to rounding errors, from the smallest of them."""
-    return low >= 1 - 8 * jnp.finfo(low.dtype).eps
+    # In this form NaN counts as done: a loop that waits for it would never end.
+    return ~(low < 1 - 8 * jnp.finfo(low.dtype).eps)
 
 
 def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,0 +1,93 @@
+"""Which leaves a bound is kept to: ``where=``, in all its forms."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from svb_jax._src.paths import check_patterns, map_leaves, matches_any
+
+
+def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], Any]:
+    """Choose leaves by the pattern of their path: a mask for ``where=`` and for ``optax.masked``.
+
+    A leaf's path reads ``encoder/block_0/attention/query/kernel``, alike in Linen's dicts, NNX's states,
+    Haiku's parameters and Equinox's modules.
+
+    - A pattern without "/" is compared with each name on the path: ``attention``, ``Conv_*``, ``kernel``.
+    - A pattern with "/" is compared with the path from its start: ``encoder/block_0``, ``*/query/kernel``.
+    - Either chooses what it names and everything below.
+    - ``*`` stands for any characters, "/" among them; a leading ``*/`` also for none, so that
+      ``*/attention/*`` finds attention at the top of the tree too. ``?`` stands for one character, and
+      ``[01]`` for one of these.
+
+    Args:
+      *patterns: a leaf is chosen if one of them matches. None means all leaves.
+      exclude: patterns of leaves that are not chosen after all.
+
+    Returns:
+      A function from the parameters to a tree of booleans. It raises if a pattern matches no leaf.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> stem, head = {"kernel": jnp.ones((3, 4))}, {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
+      >>> params = {"stem": stem, "head": head}
+      >>> svb_jax.paths("head")(params)
+      {'head': {'bias': True, 'kernel': True}, 'stem': {'kernel': False}}
+      >>> svb_jax.paths("*/kernel", exclude="stem")(params)
+      {'head': {'bias': False, 'kernel': True}, 'stem': {'kernel': False}}
+    """
+    excluded = [exclude] if isinstance(exclude, str) else list(exclude)
+
+    def mask(params: Any) -> Any:
+        check_patterns("paths", [*patterns, *excluded], params)
+        return map_leaves(
+            lambda leaf: (
+                (not patterns or matches_any(patterns, leaf.path)) and not matches_any(excluded, leaf.path)
+            ),
+            params,
+        )
+
+    return mask
+
+
+def as_mask(where: Any) -> Any:
+    """Return ``where`` as ``optax.masked`` takes it: a function of the parameters, or a tree of booleans.
+
+    Args:
+      where: one of these, or a pattern or several for :func:`paths`.
+    """
+    if isinstance(where, str):
+        return paths(where)
+    # A tree may be callable too: an Equinox module with booleans for leaves.
+    if where is None:
+        return None
+    if callable(where) and jax.tree_util.all_leaves([where]):
+        return lambda params: _checked_mask(where(params))
+    leaves = jax.tree.leaves(where)
+    if isinstance(where, list | tuple) and leaves and all(isinstance(leaf, str) for leaf in leaves):
+        return paths(*leaves)
+    return _checked_mask(where)
+
+
+def _checked_mask(mask: Any) -> Any:
+    wrong = [leaf for leaf in jax.tree.leaves(mask) if not _is_boolean(leaf)]
+    if wrong or (isinstance(mask, list | tuple) and not mask):
+        found = repr(wrong[0]) if wrong else "nothing"
+        raise ValueError(
+            "svb_jax needs where= to be a pattern of paths or a list of them, a tree of booleans, or a "
+            f"function from the parameters to such a tree, got {type(mask).__name__} with {found} in it."
+        )
+    return mask
+
+
+def _is_boolean(leaf: Any) -> bool:
+    return isinstance(leaf, bool) or (np.ndim(leaf) == 0 and getattr(leaf, "dtype", None) == np.bool_)
+
+
+def masked(init_fn: Any, update_fn: Any, where: Any) -> optax.GradientTransformationExtraArgs:
+    """Return the transformation, kept to the leaves that ``where`` selects."""
+    tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return tx if where is None else optax.masked(tx, as_mask(where))
