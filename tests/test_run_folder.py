@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 from svb_jax._src.npz import load_npz
+from svb_jax.experiments import deep_linear, record, transformer
+from svb_jax.experiments.__main__ import main
+from svb_jax.experiments.run_files import write_run
 from svb_jax.training import Interrupted, train
 from svb_jax.training.checkpoint import CheckpointError, load_newest, saved_steps
 from svb_jax.training.compilation import cached_compilation
@@ -20,7 +24,8 @@ from svb_jax.training.durable import RUN_FILES, altered
 from svb_jax.training.lock import FolderInUse, locked
 from svb_jax.training.run_folder import RunFolder
 from svb_jax.training.session import Session
-from tests.faults.runs import QUICK, assert_same_end
+from tests.faults.processes import Forked
+from tests.faults.runs import QUICK, QUICK_OPTIONS, assert_same_end, to_words, wait_for_step
 from tests.test_checkpoint import crash_at
 
 
@@ -203,6 +208,99 @@ def test_a_damaged_file_of_a_complete_run_is_made_anew(peace, finished, name, da
     assert damage is Path.unlink or f"{name} is damaged, and is made anew; the old one is now" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("test_error", "5"), ("steps", 1.5), ("jax", None), ("seconds", [])]
+)
+def test_a_result_of_other_types_without_sums_is_made_anew(peace, finished, name, value):
+    (finished.run_dir / "SHA256SUMS").unlink()
+    path = finished.run_dir / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    assert dataclasses.asdict(train(finished))[name] != value
+    assert_same_end(finished.run_dir, peace.run_dir)
+
+
+@pytest.mark.parametrize("run_dir", ["", ".", "there/..", "link", "absolute"])
+def test_a_run_does_not_settle_in_the_current_folder(run_dir, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path)
+    asked = tmp_path if run_dir == "absolute" else Path(run_dir)
+    with pytest.raises(ValueError, match=r"needs a run_dir of its own, got .*, the current folder"):
+        dataclasses.replace(QUICK, run_dir=asked)
+    assert dataclasses.replace(QUICK, run_dir=Path("there")).run_dir == Path("there")
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "damaged", "."])
+def test_a_file_in_place_of_a_folder_gets_a_sentence(name, tmp_path, capsys):
+    run_dir = tmp_path / "run"
+    path = run_dir / name
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        path.rmdir()
+    path.write_text("in the way")
+    assert main(["train", *to_words(run_dir, QUICK_OPTIONS)]) == 1
+    assert capsys.readouterr().err == f"{path} must be a folder, got something else. Move it away.\n"
+
+
+def test_a_folder_in_place_of_the_lock_gets_a_sentence(tmp_path, capsys):
+    lock = tmp_path / "run" / "lock"
+    lock.mkdir(parents=True)
+    assert main(["train", *to_words(lock.parent, QUICK_OPTIONS)]) == 1
+    assert capsys.readouterr().err.endswith(f"{lock} must be a file, got a folder or a link. Move it away.\n")
+
+
+def test_a_run_whose_checkpoints_are_moved_away_ends_as_in_peace(tmp_path):
+    options = {**QUICK_OPTIONS, "epochs": 40}
+    Forked(tmp_path / "peace", **options).finish()
+    run = tmp_path / "run"
+    process = Forked(run, **options)
+    wait_for_step(process, run, 3)
+    (run / "checkpoints").rename(run / "moved")
+    code, output = process.end()
+    # In the middle of a save it stops with a sentence; otherwise it goes on in a new folder.
+    if code != 0:
+        assert "could not be saved" in output.splitlines()[-1], output
+        Forked(run, **options).finish()
+    assert_same_end(run, tmp_path / "peace")
+    newest, damaged = load_newest(run / "moved")
+    assert newest is not None
+    assert damaged == {}
+
+
+@pytest.mark.parametrize("row", [deep_linear.EXPERIMENT, transformer.EXPERIMENT], ids=lambda row: row.name)
+def test_a_run_in_one_go_keeps_others_out(row, tmp_path):
+    config = row.configure(next(iter(row.rows)), runs=tmp_path, scale="smoke", seed=0)
+    with locked(config.run_dir), pytest.raises(FolderInUse, match="in use by process"):
+        row.train(config)
+
+
+def test_a_run_in_one_go_is_written_whole_and_with_sums(tmp_path):
+    config = deep_linear.LinearConfig(run_dir=tmp_path / "deep_linear" / "svb" / "smoke" / "seed0")
+    spectrum = {"initial/layer/kernel": np.ones(3), "final/layer/kernel": np.ones(3)}
+    write_run(config, [{"epoch": 1, "test_error": 0.5}], spectrum, {"seconds": 1.0})
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=config.run_dir, check=True)
+    assert {path.name for path in config.run_dir.iterdir()} == {*RUN_FILES, "SHA256SUMS"}
+    assert record.read_run(config.run_dir).metrics == [{"epoch": 1, "test_error": 0.5}]
+    _flip_a_digit(config.run_dir / "metrics.jsonl")
+    with pytest.raises(record.DamagedRunError, match=r"metrics\.jsonl in .* is damaged"):
+        record.read_run(config.run_dir)
+
+
+def test_a_run_in_one_go_that_dies_while_it_writes_is_not_complete(tmp_path, monkeypatch):
+    config = deep_linear.LinearConfig(run_dir=tmp_path / "run")
+    for last in RUN_FILES:
+
+        def die(partial, path, last=last):
+            if path.name == last:
+                raise KeyboardInterrupt
+            os.replace(partial, path)
+
+        monkeypatch.setattr(Path, "replace", die)
+        with pytest.raises(KeyboardInterrupt):
+            write_run(config, [], {}, {"seconds": 1.0})
+        assert not record.is_complete(config.run_dir)
+
+
 @pytest.mark.parametrize("content", [b"", b'{"test_error": 5', b"{}", b"null", b"[1]", b"\xff"])
 def test_a_result_that_is_none_is_no_complete_run(finished, content):
     (finished.run_dir / "result.json").write_bytes(content)
@@ -283,7 +381,7 @@ def test_links_in_a_run_folder_lead_to_no_other_file(peace, crashed, tmp_path):
     assert_same_end(crashed.run_dir, peace.run_dir)
     (crashed.run_dir / "result.json").unlink()
     _replace(crashed.run_dir / "lock", lambda path: path.symlink_to(treasure))
-    with pytest.raises(OSError, match=r"symbolic links: .*lock"):
+    with pytest.raises(OSError, match=r"lock must be a file, got a folder or a link"):
         train(crashed)
     assert treasure.read_text() == "mine"
 

@@ -29,7 +29,7 @@ import svb_jax
 from svb_jax.experiments import direction_plots, directions
 from svb_jax.experiments.directions import Directions
 from svb_jax.experiments.experiment import Experiment, Metric
-from svb_jax.experiments.run_files import write_run
+from svb_jax.experiments.run_files import alone_in_its_folder, write_run
 
 Params = Any
 """From a layer's name to its ``kernel``."""
@@ -100,6 +100,7 @@ def predict(params: Params, inputs: jax.Array) -> jax.Array:
     return inputs
 
 
+@alone_in_its_folder
 def train(config: LinearConfig) -> None:
     """Train, measure, and leave the files of a run in its folder."""
     start = time.monotonic()

@@ -29,13 +29,14 @@ SPELLED = {
 
 
 def spell(text: str) -> str:
-    """Return text in ASCII.
+    r"""Return text in ASCII.
 
     Example:
-      >>> spell("ε̃ = 0.5 ± 0.1, 3 × 3 │ naïve")
-      'eps = 0.5 +/- 0.1, 3 x 3 | naive'
+      >>> spell("ε̃ = 0.5 ± 0.1, 3 × 3 │ año")
+      'eps = 0.5 +/- 0.1, 3 x 3 | a\\xf1o'
     """
-    return "".join(map(_spell_character, text))
+    # The one letter that is written as two characters.
+    return "".join(map(_spell_character, text.replace("ε̃", "ε")))
 
 
 def make_printable(*streams: TextIO) -> None:
@@ -62,4 +63,6 @@ def _spell_character(character: str) -> str:
     name = unicodedata.name(character, "")
     if name.startswith("BOX DRAWINGS"):
         return {"HORIZONTAL": "-", "VERTICAL": "|"}.get(name.split()[-1], "+")
-    return unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    alike = unicodedata.normalize("NFKD", character)
+    # A letter without its accent would name another file.
+    return alike if alike.isascii() else character.encode("ascii", "backslashreplace").decode()

@@ -28,7 +28,7 @@ import svb_jax
 from svb_jax.experiments import characters, plots
 from svb_jax.experiments.experiment import Experiment, Metric
 from svb_jax.experiments.gpt import GPT
-from svb_jax.experiments.run_files import write_run
+from svb_jax.experiments.run_files import alone_in_its_folder, write_run
 from svb_jax.experiments.sensitivity import jacobian_norms
 from svb_jax.training.memory import keep_freed_memory
 
@@ -88,6 +88,7 @@ def make_optimizer(config: GPTConfig, learning_rate: ArrayLike) -> optax.Gradien
     )
 
 
+@alone_in_its_folder
 def train(config: GPTConfig) -> None:
     """Train, measure, and leave the files of a run in its folder."""
     keep_freed_memory()

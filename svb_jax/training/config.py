@@ -1,6 +1,7 @@
 """What a training run is: one frozen record, written beside its results and checked on resume."""
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -137,8 +138,9 @@ class TrainConfig:
         _need(self.workers >= 0, "workers of at least 0", self.workers)
         # The step takes it as 32 bits.
         _need(0 <= self.seed < 2**32, "a seed of at least 0 and below 2**32", self.seed)
-        # Path("") is the current folder too.
-        _need(self.run_dir != Path(), "a run_dir of its own", f"{str(self.run_dir)!r}, the current folder")
+        # So are Path(""), "x/.." and links to it.
+        is_here = os.path.realpath(self.run_dir) == os.path.realpath(Path())
+        _need(not is_here, "a run_dir of its own", f"{str(self.run_dir)!r}, the current folder")
         _need(_is_text(self.run_dir), "a run_dir in UTF-8, for Orbax", repr(str(self.run_dir)))
         if self.evaluate == "before" and self.project_every_epochs % 1:
             _need(False, "whole project_every_epochs to evaluate before", self.project_every_epochs)

@@ -12,6 +12,8 @@ from svb_jax._src.regular_files import read_regular
 
 SUMS = "SHA256SUMS"
 """The sums of a folder's files, in the form that ``sha256sum --check`` reads."""
+DAMAGED = "damaged"
+"""The folder of a run that damaged files are moved to."""
 RUN_FILES = ("config.json", "metrics.jsonl", "spectrum.npz", "result.json")
 """What a complete run has beside its checkpoints, from the newest of which all of it can be made anew."""
 
@@ -38,6 +40,12 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
         partial.replace(path)
 
 
+def check_folder(path: Path) -> None:
+    """Raise if there is something else than a folder, or a link to one, where one must be made or found."""
+    if os.path.lexists(path) and not path.is_dir():
+        raise NotADirectoryError(f"{path} must be a folder, got something else. Move it away.")
+
+
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Name the file in a failure to write it: the system says no more than that some disk is full."""
@@ -51,7 +59,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def set_aside(path: Path, run_dir: Path) -> Path:
     """Move a damaged file or folder to the run's ``damaged/``, and return where to."""
-    target = run_dir / "damaged" / path.name
+    target = run_dir / DAMAGED / path.name
     _remove(target)
     target.parent.mkdir(exist_ok=True)
     return path.rename(target)

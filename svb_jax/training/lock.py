@@ -8,8 +8,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+
+from svb_jax.training.durable import check_folder
 
 LOCK = "lock"
 
@@ -34,18 +36,29 @@ def locked(folder: Path, argument: str = "run_dir") -> Iterator[bool]:
 
     Raises:
       FolderInUse: Another process has it; the message says which, on what host, since when.
+      OSError: There is no folder, or no lock, but something else of its name.
     """
+    check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    # A link that someone has put there is not followed: what it leads to would be overwritten.
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "a+b", buffering=0) as file:
+    with _open(folder / LOCK) as file:
         is_locked = _lock(file, folder, argument)
         if is_locked:
             _sign(file)
         yield is_locked
 
 
-def _lock(file: BinaryIO, folder: Path, argument: str) -> bool:
+def _open(path: Path) -> FileIO:
+    # A link that someone has put there is not followed: what it leads to would be overwritten.
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        return FileIO(os.open(path, flags, 0o666), "a+")
+    except OSError as error:
+        if error.errno not in (errno.EISDIR, errno.ELOOP):
+            raise
+        raise OSError(f"{path} must be a file, got a folder or a link. Move it away.") from error
+
+
+def _lock(file: FileIO, folder: Path, argument: str) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -59,7 +72,7 @@ def _lock(file: BinaryIO, folder: Path, argument: str) -> bool:
     return True
 
 
-def _sign(file: BinaryIO) -> None:
+def _sign(file: FileIO) -> None:
     """Write who holds the lock; on a full disk it holds without a name."""
     with contextlib.suppress(OSError):
         file.truncate(0)
@@ -68,7 +81,7 @@ def _sign(file: BinaryIO) -> None:
         file.write(json.dumps(holder).encode())
 
 
-def _holder(file: BinaryIO) -> str:
+def _holder(file: FileIO) -> str:
     try:
         file.seek(0)
         holder = json.load(file)

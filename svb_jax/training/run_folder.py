@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import jax
 import numpy as np
@@ -19,8 +19,10 @@ from svb_jax.training.checkpoint import CheckpointError, load_notes, saved_steps
 from svb_jax.training.cifar_binary import Origin
 from svb_jax.training.config import TrainConfig, describe, differences, to_fields
 from svb_jax.training.durable import (
+    DAMAGED,
     RUN_FILES,
     altered,
+    check_folder,
     naming,
     set_aside,
     write_sums,
@@ -66,7 +68,10 @@ class RunFolder:
 
         Raises:
           ValueError: It is another one; the message names the fields that differ.
+          NotADirectoryError: There is something else in place of one of its folders.
         """
+        for folder in (self.path, self.checkpoints, self.path / DAMAGED):
+            check_folder(folder)
         saved = self._saved_config()
         different = differences(saved, to_fields(self.config)) if saved else {}
         if different:
@@ -173,9 +178,11 @@ class RunFolder:
 
     def _read_result(self) -> Result | None:
         try:
-            return Result(**_read_object(self.path / "result.json"))
+            result = Result(**_read_object(self.path / "result.json"))
         except TypeError:
             return None
+        hints = get_type_hints(Result)
+        return result if all(_fits(value, hints[name]) for name, value in vars(result).items()) else None
 
     def _write(self, name: str, content: bytes) -> None:
         write_whole(self.path / name, content)
@@ -188,6 +195,16 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value from JSON is what a field is declared to be."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_args(hint):
+        return any(_fits(value, one) for one in get_args(hint))
+    # JSON writes a whole float as an integer, and in Python a boolean is one.
+    return isinstance(value, int | float if hint is float else hint) and not isinstance(value, bool)
 
 
 def _to_json(fields: Mapping[str, Any]) -> bytes:

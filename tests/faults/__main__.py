@@ -41,13 +41,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="draws moments, files and bits")
     asked = parser.parse_args()
     logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # Of what is about to run, not of what the tree has become meanwhile.
+    commit = current_commit()
     tallies: list[Tally] = []
     for name, (attack, _) in ATTACKS.items():
         if getattr(asked, name):
             with tempfile.TemporaryDirectory() as place:
                 tallies.append(attack(Path(place), getattr(asked, name), asked.seed, _show))
+    changes = ", with uncommitted changes" if commit is None or commit.endswith("-dirty") else ""
     print(
-        f"\n{datetime.now(UTC):%Y-%m-%d}, commit {current_commit()}, seed {asked.seed}, {platform.machine()}"
+        f"\n{datetime.now(UTC):%Y-%m-%d}, commit {commit}{changes}, seed {asked.seed}, {platform.machine()}"
     )
     print("\n".join([to_table(tallies), *(report for tally in tallies for report in tally.reports)]))
     return int(any(tally.counts["wrong"] or tally.counts["hung"] for tally in tallies))

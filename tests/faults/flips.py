@@ -40,7 +40,7 @@ def survive_flips(folder: Path, trials: int, seed: int = 0, show: Callable[[str]
         shutil.copytree(draw.choice(states), trial, copy_function=shutil.copy2)
         file = draw.choice(sorted(path for path in trial.rglob("*") if path.is_file()))
         bit = flip_a_bit(file, draw)
-        tally.add(f"bit {bit} of {file.relative_to(trial)}", _go_on, trial, states[0])
+        tally.add(f"bit {bit} of {file.relative_to(trial)}", _go_on, trial, file, states[0])
         shutil.rmtree(trial)
     return tally
 
@@ -71,20 +71,39 @@ def _run_of(state: Path) -> Path:
     return state / "runs" / "run"
 
 
-def _go_on(trial: Path, peace: Path) -> str:
+def _go_on(trial: Path, flipped: Path, peace: Path) -> str:
     code, output = _train(trial).end()
     assert "Traceback" not in output, output
     if code != 0:
         assert code == 1, f"It ended with {code}:\n{output}"
         assert any(words in output.splitlines()[-1] for words in ("damaged", "cannot be read")), output
+        _mend(trial, flipped, peace)
         return "noticed"
     run, reference = _run_of(trial), _run_of(peace)
     _assert_same_results(run, reference)
-    # A complete run does not read its checkpoints: whoever does is told.
+    # A complete run does not read its checkpoints: whoever does is told, and can let it be made anew.
     if load_newest(run / "checkpoints")[1]:
+        (run / "result.json").unlink()
+        _finish_like(trial, peace)
         return "noticed"
     assert_same_end(run, reference)
     return "survived"
+
+
+def _mend(trial: Path, flipped: Path, peace: Path) -> None:
+    """Do what the sentence asked for, get the data again or start over, and compare the end."""
+    if flipped.is_relative_to(trial / "data"):
+        shutil.rmtree(trial / "data")
+        shutil.copytree(peace / "data", trial / "data", copy_function=shutil.copy2)
+    else:
+        shutil.rmtree(_run_of(trial))
+    _finish_like(trial, peace)
+
+
+def _finish_like(trial: Path, peace: Path) -> None:
+    _train(trial).finish()
+    _assert_same_results(_run_of(trial), _run_of(peace))
+    assert_same_end(_run_of(trial), _run_of(peace))
 
 
 def _assert_same_results(run_dir: Path, reference: Path) -> None:

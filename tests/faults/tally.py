@@ -9,7 +9,7 @@ from typing import Any
 OUTCOMES = ("survived", "noticed", "wrong", "hung")
 MEANINGS = {
     "survived": "it went on, and its end is that of a run left in peace, bit for bit",
-    "noticed": "it stopped with a sentence and a failing exit code, and nothing was lost",
+    "noticed": "it stopped with a sentence and a failing exit code; mended, it ends as in peace",
     "wrong": "anything else: another end, a traceback, a lost checkpoint",
     "hung": "it had to be killed",
 }
