@@ -31,6 +31,13 @@ def test_flipped_bits_change_nothing_unseen(tmp_path):
     survive_flips(tmp_path, trials=5).check()
 
 
+def test_a_flipped_bit_that_stops_a_run_can_be_mended(tmp_path):
+    # Drawn for an unfinished run, which needs its data.
+    tally = survive_flips(tmp_path, trials=1, seed=0, name="imported.json")
+    tally.check()
+    assert tally.counts["noticed"] == 1
+
+
 @pytest.mark.skipif(not can_mount(), reason="a small file system needs root")
 def test_a_full_file_system_is_survived(tmp_path):
     survive_full_disks(tmp_path, trials=1).check()

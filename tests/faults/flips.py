@@ -20,7 +20,9 @@ from tests.tiny_cifar import TINY10, write_tiny_cifar
 OPTIONS = {**QUICK_OPTIONS, "dataset": "cifar10", "first": None, "batch_size": 10}
 
 
-def survive_flips(folder: Path, trials: int, seed: int = 0, show: Callable[[str], None] = print) -> Tally:
+def survive_flips(
+    folder: Path, trials: int, seed: int = 0, show: Callable[[str], None] = print, name: str = "*"
+) -> Tally:
     """Flip bits, one in each trial.
 
     Args:
@@ -28,6 +30,7 @@ def survive_flips(folder: Path, trials: int, seed: int = 0, show: Callable[[str]
       trials: How many.
       seed: Draws the files and the bits.
       show: Told of each trial.
+      name: A pattern that the files' names must match.
 
     Returns:
       What became of them.
@@ -38,7 +41,7 @@ def survive_flips(folder: Path, trials: int, seed: int = 0, show: Callable[[str]
     for number in range(trials):
         trial = folder / f"trial {number}"
         shutil.copytree(draw.choice(states), trial, copy_function=shutil.copy2)
-        file = draw.choice(sorted(path for path in trial.rglob("*") if path.is_file()))
+        file = draw.choice(sorted(path for path in trial.rglob(name) if path.is_file()))
         bit = flip_a_bit(file, draw)
         tally.add(f"bit {bit} of {file.relative_to(trial)}", _go_on, trial, file, states[0])
         shutil.rmtree(trial)
