@@ -58,10 +58,16 @@ def clip_if_any(batch: Batch, route: Route) -> Clipped:
 
 def untouched(batch: Batch) -> Clipped:
     """Return a batch as it is, all of it skipped."""
-    # Made from the matrices, because shard_map tells what differs from device to device from what does not.
-    zeros = jnp.zeros(batch.lower.shape, batch.lower.dtype) + jnp.sum(batch.matrices[:0])
+    clipped = nothing_seen(batch.matrices)
+    return clipped._replace(is_skipped=~clipped.is_skipped)
+
+
+def nothing_seen(matrices: jax.Array) -> Clipped:
+    """Return matrices (..., m, n) as they are, with statistics of zeros."""
+    # Zeros with the inputs' varying-axes type, as shard_map requires.
+    zeros = jnp.zeros(matrices.shape[:-2], matrices.dtype) + jnp.sum(matrices[:0])
     no = jnp.zeros_like(zeros, bool)
-    return Clipped(batch.matrices, zeros, zeros, zeros.astype(jnp.int32), no, no, ~no)
+    return Clipped(matrices, zeros, zeros, zeros.astype(jnp.int32), no, no, no)
 
 
 def clip_active(batch: Batch, route: Route) -> Clipped:

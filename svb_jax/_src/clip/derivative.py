@@ -17,7 +17,7 @@ import numpy as np
 from jax import dtypes
 
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, transpose, unscaled
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, times_unit, transpose
 from svb_jax._src.stats import Clipped
 
 
@@ -40,9 +40,9 @@ def clip_tangent(batch: Batch, tangent: Batch) -> jax.Array:
 
 
 def _tall_tangent(batch: Batch, tangent: Batch) -> jax.Array:
-    scale = power_of_two(batch.matrices)[:, None]
-    u, s, vt = jnp.linalg.svd(batch.matrices / scale[..., None], full_matrices=False)
-    values, lower, upper = unscaled(s, scale), batch.lower[:, None], batch.upper[:, None]
+    unit = power_of_two(batch.matrices)[:, None]
+    u, s, vt = jnp.linalg.svd(batch.matrices / unit[..., None], full_matrices=False)
+    values, lower, upper = times_unit(s, unit), batch.lower[:, None], batch.upper[:, None]
     clipped = jnp.clip(values, lower, upper)
     is_inside = (values >= lower) & (values <= upper)
     # An end of the band takes along the values that were clipped to it.

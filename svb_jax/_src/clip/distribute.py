@@ -13,7 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from svb_jax._src.clip import Method, with_sound_band
 from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
-from svb_jax._src.clip.exchange import Layout, Names, Stack, clip_stacks
+from svb_jax._src.clip.exchange import ShardedBatch, clip_sharded
+from svb_jax._src.clip.shard_layout import Layout, Names
 from svb_jax._src.paths import named_leaves
 from svb_jax._src.stats import Clipped
 
@@ -173,16 +174,18 @@ def _clip_shards(
     axes: Names,
 ) -> tuple[list[jax.Array], list[list[jax.Array]]]:
     """Clip the leaves of which this device holds these shards, split over the named axes."""
-    stacks = [_to_stack(*each) for each in zip(leaves, values, bands, names, strict=True)]
-    results = clip_stacks(stacks, axes, method)
+    batches = [_to_sharded_batch(*each) for each in zip(leaves, values, bands, names, strict=True)]
+    results = clip_sharded(batches, axes, method)
     clipped = [
-        _from_stack(leaf, value, result.shards)
+        _from_shards(leaf, value, result.shards)
         for leaf, value, result in zip(leaves, values, results, strict=True)
     ]
     return clipped, [result.seen for result in results]
 
 
-def _to_stack(leaf: "MatrixLeaf", value: jax.Array, band: Band, names: tuple[Names, ...]) -> Stack:
+def _to_sharded_batch(
+    leaf: "MatrixLeaf", value: jax.Array, band: Band, names: tuple[Names, ...]
+) -> ShardedBatch:
     """Return a device's part of a leaf, its axes in the order batch, rows, columns."""
     apart = _split(leaf, value)
     rank, num_batch = apart.ndim, apart.ndim - len(leaf.reduction) - _num_output_axes(leaf)
@@ -190,10 +193,10 @@ def _to_stack(leaf: "MatrixLeaf", value: jax.Array, band: Band, names: tuple[Nam
     batch_names = tuple(name for each in along[:num_batch] for name in each)
     layout = Layout(apart.shape[num_batch:rank], along[num_batch:], len(leaf.reduction), apart.dtype)
     shards = apart.reshape(math.prod(apart.shape[:num_batch]), *layout.sizes)
-    return Stack(shards, layout, batch_names, *band)
+    return ShardedBatch(shards, layout, batch_names, *band)
 
 
-def _from_stack(leaf: "MatrixLeaf", value: jax.Array, shards: jax.Array) -> jax.Array:
+def _from_shards(leaf: "MatrixLeaf", value: jax.Array, shards: jax.Array) -> jax.Array:
     like = jax.eval_shape(functools.partial(_split, leaf), value)
     return _join(leaf, shards.reshape(like.shape), value.shape)
 

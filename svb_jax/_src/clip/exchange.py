@@ -3,12 +3,14 @@
 All of this runs where the mesh's axes have names, inside ``shard_map`` or ``pmap``. An axis of the mesh may
 split the matrices themselves (their shards must be brought together), split the batch (each device has whole
 matrices of its own), or neither: then its devices hold copies, share the work, and hand the results round.
+
+Matrices of one layout are a *kind*. Each owner has a *run* of every kind, consecutive matrices of it; its
+runs, flattened one after another, are its *chunk* of the buffer that is exchanged.
 """
 
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -19,75 +21,11 @@ from jax import lax
 from svb_jax._src.clip import Method, clip_batches
 from svb_jax._src.clip.assignment import Assignment, lay_out
 from svb_jax._src.clip.batch import Batch
+from svb_jax._src.clip.shard_layout import Layout, Names
 from svb_jax._src.stats import Clipped
 
-Names = tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Layout:
-    """How a matrix lies on the devices; matrices laid out alike travel together.
-
-    Attributes:
-      sizes: of the axes that make up a matrix, this device's part of each.
-      names: of the mesh's axes that split each of them.
-      num_rows: how many of them make up the rows.
-      dtype: of the entries.
-    """
-
-    sizes: tuple[int, ...]
-    names: tuple[Names, ...]
-    num_rows: int
-    dtype: Any
-
-    @property
-    def splitting(self) -> Names:
-        """Return the mesh's axes that split a matrix, in an order that all layouts share."""
-        return tuple(sorted(itertools.chain.from_iterable(self.names)))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Return a whole matrix's shape."""
-        whole = [
-            size * math.prod(map(lax.axis_size, names))
-            for size, names in zip(self.sizes, self.names, strict=True)
-        ]
-        return math.prod(whole[: self.num_rows]), math.prod(whole[self.num_rows :])
-
-    def transposed(self) -> "Layout":
-        """Return the layout of the transposed matrices."""
-        rows, columns = slice(self.num_rows), slice(self.num_rows, None)
-        sizes, names = self.sizes[columns] + self.sizes[rows], self.names[columns] + self.names[rows]
-        return Layout(sizes, names, len(sizes) - self.num_rows, self.dtype)
-
-    def unite(self, shards: jax.Array, count: int) -> jax.Array:
-        """Return ``count`` whole matrices from all devices' shards of them, (devices, entries)."""
-        apart = shards.reshape(*self._num_shards, count, *self.sizes)
-        return apart.transpose(self._order).reshape(count, *self.shape)
-
-    def divide(self, matrices: jax.Array) -> jax.Array:
-        """Return the shards (devices, entries) of whole matrices."""
-        apart = [
-            [*map(lax.axis_size, names), size] for size, names in zip(self.sizes, self.names, strict=True)
-        ]
-        spread = matrices.reshape(len(matrices), *itertools.chain.from_iterable(apart))
-        return spread.transpose(np.argsort(self._order)).reshape(math.prod(self._num_shards), -1)
-
-    @property
-    def _num_shards(self) -> list[int]:
-        return [lax.axis_size(name) for name in self.splitting]
-
-    @property
-    def _order(self) -> list[int]:
-        """Where the axes of (splitting axes, count, sizes) go in whole matrices."""
-        first = len(self.splitting)
-        places = [
-            [*map(self.splitting.index, names), first + 1 + axis] for axis, names in enumerate(self.names)
-        ]
-        return [first, *itertools.chain.from_iterable(places)]
-
-
-class Stack(NamedTuple):
+class ShardedBatch(NamedTuple):
     """The matrices of one leaf, as one device holds them, with their band.
 
     Attributes:
@@ -108,10 +46,10 @@ class Stack(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A stack's new shards, and what was seen of its matrices on all devices.
+    """A batch's new shards, and what was seen of its matrices on all devices.
 
     Attributes:
-      shards: as in the stack.
+      shards: as in the batch.
       seen: the figures of :class:`Clipped`, in no particular order of the matrices.
     """
 
@@ -119,56 +57,56 @@ class Result(NamedTuple):
     seen: list[jax.Array]
 
 
-def clip_stacks(stacks: Sequence[Stack], axes: Names, method: Method) -> list[Result]:
+def clip_sharded(batches: Sequence[ShardedBatch], axes: Names, method: Method) -> list[Result]:
     """Clip all matrices, each on one device of the axes, and return them as they lay.
 
     Args:
-      stacks: every device's shards.
+      batches: every device's shards.
       axes: all axes of the mesh over which to share.
       method: the route.
     """
     results: dict[int, Result] = {}
     last: list[jax.Array] = []
-    for members in _rounds(stacks, axes):
-        chosen = [stacks[index] for index in members]
+    for members in _rounds(batches, axes):
+        chosen = [batches[index] for index in members]
         # One round after another, so that no more than one is in flight and takes memory.
-        shards, last = lax.optimization_barrier(([stack.shards for stack in chosen], last))
-        chosen = [stack._replace(shards=each) for stack, each in zip(chosen, shards, strict=True)]
+        shards, last = lax.optimization_barrier(([batch.shards for batch in chosen], last))
+        chosen = [batch._replace(shards=each) for batch, each in zip(chosen, shards, strict=True)]
         clipped = _clip_round(chosen, axes, method)
         last = [result.shards for result in clipped]
         results |= zip(members, clipped, strict=True)
-    return [results[index] for index in range(len(stacks))]
+    return [results[index] for index in range(len(batches))]
 
 
-def _rounds(stacks: Sequence[Stack], axes: Names) -> list[list[int]]:
-    """Return which stacks are exchanged together.
+def _rounds(batches: Sequence[ShardedBatch], axes: Names) -> list[list[int]]:
+    """Return which batches are exchanged together.
 
     Equal matrices that all devices can share evenly go alone; all others go together, since matrices of
     several shapes are more evenly dealt out than those of each.
     """
     alike: dict[Any, dict[Any, list[int]]] = {}
-    for index, stack in enumerate(stacks):
-        layout = stack.layout
-        group = layout.splitting, stack.batch_names, str(layout.dtype)
+    for index, batch in enumerate(batches):
+        layout = batch.layout
+        group = layout.splitting, batch.batch_names, str(layout.dtype)
         alike.setdefault(group, {}).setdefault(tuple(sorted(layout.shape)), []).append(index)
     rounds = []
     for (_, batch_names, _), groups in alike.items():
         num_owners = math.prod(lax.axis_size(name) for name in axes if name not in batch_names)
         rest = []
         for members in groups.values():
-            is_even = sum(len(stacks[index].shards) for index in members) % num_owners == 0
+            is_even = sum(len(batches[index].shards) for index in members) % num_owners == 0
             (rounds.append if is_even else rest.extend)(members)
         rounds += [rest] if rest else []
     return rounds
 
 
-def _clip_round(stacks: Sequence[Stack], axes: Names, method: Method) -> list[Result]:
-    """Clip stacks that lie on the same axes of the mesh."""
-    turned = [_standing(stack) for stack in stacks]
-    kinds = _group(stack.layout for stack in turned)
-    layouts = [turned[members[0]].layout for members in kinds]
-    joined = [jnp.concatenate([_flat(turned[index]) for index in members]) for members in kinds]
-    splitting, batch_names = layouts[0].splitting, stacks[0].batch_names
+def _clip_round(batches: Sequence[ShardedBatch], axes: Names, method: Method) -> list[Result]:
+    """Clip batches that lie on the same axes of the mesh."""
+    tall = [_to_tall(batch) for batch in batches]
+    kinds = _group(batch.layout for batch in tall)
+    layouts = [tall[members[0]].layout for members in kinds]
+    joined = [jnp.concatenate([_flat(tall[index]) for index in members]) for members in kinds]
+    splitting, batch_names = layouts[0].splitting, batches[0].batch_names
     copying = tuple(name for name in axes if name not in splitting + batch_names)
     shapes = [(len(flat), *layout.shape) for flat, layout in zip(joined, layouts, strict=True)]
     num_owners = math.prod(map(lax.axis_size, copying + splitting))
@@ -178,10 +116,10 @@ def _clip_round(stacks: Sequence[Stack], axes: Names, method: Method) -> list[Re
     # Slices are as long as their kind's longest run, and may reach beyond the end of a chunk.
     runs = plan.counts.max(axis=1) * [flat.shape[1] for flat in joined]
     beyond = int((plan.offsets + runs[:, None]).max()) - plan.chunk
-    received = _to_owners(_pack(joined, plan), copying, splitting)
+    received = _to_owners(_flatten(joined, plan), copying, splitting)
     received = jnp.pad(received, [(0, 0), (0, beyond)])
     own = [
-        _own_batch(received, layout, plan, kind, owner, [turned[index] for index in kinds[kind]])
+        _own_batch(received, layout, plan, kind, owner, [tall[index] for index in kinds[kind]])
         for kind, layout in enumerate(layouts)
     ]
     clipped = clip_batches(own, method, True)
@@ -194,37 +132,37 @@ def _clip_round(stacks: Sequence[Stack], axes: Names, method: Method) -> list[Re
     seen = _gather_seen(clipped, plan, batch_names, copying + splitting)
     results: dict[int, Result] = {}
     for kind, members in enumerate(kinds):
-        pieces = _unpack(returned, plan, kind, joined[kind].shape[1])
-        ends = list(itertools.accumulate(len(turned[index].shards) for index in members))
+        pieces = _unflatten(returned, plan, kind, joined[kind].shape[1])
+        ends = list(itertools.accumulate(len(tall[index].shards) for index in members))
         for index, start, end in zip(members, [0, *ends], ends, strict=False):
-            shards = _as_before(pieces[start:end], stacks[index], turned[index])
+            shards = _from_tall(pieces[start:end], batches[index], tall[index])
             results[index] = Result(shards, [each[:, start:end].ravel() for each in seen[kind]])
-    return [results[index] for index in range(len(stacks))]
+    return [results[index] for index in range(len(batches))]
 
 
-def _standing(stack: Stack) -> Stack:
-    """Return a stack of tall matrices, with the split axis of square ones first, so that more are alike."""
-    layout = stack.layout
+def _to_tall(batch: ShardedBatch) -> ShardedBatch:
+    """Return a batch of tall matrices, with the split axis of square ones first, so that more are alike."""
+    layout = batch.layout
     rows, columns = layout.shape
     is_split_last = any(layout.names[layout.num_rows :]) and not any(layout.names[: layout.num_rows])
     if rows > columns or (rows == columns and not is_split_last):
-        return stack
-    order = [0, *range(1 + layout.num_rows, stack.shards.ndim), *range(1, 1 + layout.num_rows)]
-    return stack._replace(shards=stack.shards.transpose(order), layout=layout.transposed())
+        return batch
+    order = [0, *range(1 + layout.num_rows, batch.shards.ndim), *range(1, 1 + layout.num_rows)]
+    return batch._replace(shards=batch.shards.transpose(order), layout=layout.transposed())
 
 
-def _as_before(pieces: jax.Array, stack: Stack, turned: Stack) -> jax.Array:
-    """Return flat shards in the shape and order of a stack's."""
-    shards = pieces.reshape(turned.shards.shape)
-    if turned.layout == stack.layout:
+def _from_tall(pieces: jax.Array, batch: ShardedBatch, tall: ShardedBatch) -> jax.Array:
+    """Return flat shards in the shape and order of a batch's."""
+    shards = pieces.reshape(tall.shards.shape)
+    if tall.layout == batch.layout:
         return shards
-    num_columns = shards.ndim - 1 - stack.layout.num_rows
+    num_columns = shards.ndim - 1 - batch.layout.num_rows
     order = [0, *range(1 + num_columns, shards.ndim), *range(1, 1 + num_columns)]
     return shards.transpose(order)
 
 
-def _flat(stack: Stack) -> jax.Array:
-    return stack.shards.reshape(len(stack.shards), -1)
+def _flat(batch: ShardedBatch) -> jax.Array:
+    return batch.shards.reshape(len(batch.shards), -1)
 
 
 def _group(keys: Iterable[Layout]) -> list[list[int]]:
@@ -234,7 +172,7 @@ def _group(keys: Iterable[Layout]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _pack(joined: Sequence[jax.Array], plan: Assignment) -> jax.Array:
+def _flatten(joined: Sequence[jax.Array], plan: Assignment) -> jax.Array:
     """Return every owner's chunk: its runs of all kinds, one after another, (owners, chunk)."""
     if plan.is_even:
         return joined[0].reshape(-1, plan.chunk)
@@ -249,7 +187,7 @@ def _pack(joined: Sequence[jax.Array], plan: Assignment) -> jax.Array:
     return jnp.stack(chunks)
 
 
-def _unpack(chunks: jax.Array, plan: Assignment, kind: int, size: int) -> jax.Array:
+def _unflatten(chunks: jax.Array, plan: Assignment, kind: int, size: int) -> jax.Array:
     """Return all matrices' shards of one kind, (matrices, entries), from every owner's chunk."""
     if plan.is_even:
         return chunks.reshape(-1, size)
@@ -275,7 +213,12 @@ def _to_holders(shards: jax.Array, copying: Names, splitting: Names) -> jax.Arra
 
 
 def _own_batch(
-    received: jax.Array, layout: Layout, plan: Assignment, kind: int, owner: Any, stacks: Sequence[Stack]
+    received: jax.Array,
+    layout: Layout,
+    plan: Assignment,
+    kind: int,
+    owner: Any,
+    batches: Sequence[ShardedBatch],
 ) -> Batch:
     """Return this device's matrices of a kind, as many as any has; those beyond its own are not active."""
     most = int(plan.counts[kind].max())
@@ -283,7 +226,7 @@ def _own_batch(
     shards = lax.dynamic_slice_in_dim(received, _at(plan.offsets[kind], owner), length, 1)
     start = _at(plan.starts[kind], owner)
     ends = [
-        jnp.concatenate([jnp.full(len(stack.shards), getattr(stack, end)) for stack in stacks])
+        jnp.concatenate([jnp.full(len(batch.shards), getattr(batch, end)) for batch in batches])
         for end in ("lower", "upper", "is_active")
     ]
     lower, upper, is_active = (

@@ -20,8 +20,8 @@ from svb_jax._src.clip.matrix_functions import (
     is_tall,
     matmul,
     power_of_two,
+    times_unit,
     transpose,
-    unscaled,
 )
 from svb_jax._src.stats import Clipped
 
@@ -29,22 +29,22 @@ ONE_PASS_CONDITION = 4.0
 
 
 class GramSpectrum(NamedTuple):
-    """The eigendecomposition of the Gram matrix of W / scale.
+    """The eigendecomposition of the Gram matrix of W / unit.
 
     Attributes:
-      scale: (...), a power of two that keeps the Gram matrix in its type's range.
+      unit: (...), a power of two that keeps the Gram matrix in its type's range.
       eigenvalues: (..., k), rising.
       vectors: (..., k, k).
     """
 
-    scale: jax.Array | np.ndarray
+    unit: jax.Array | np.ndarray
     eigenvalues: jax.Array
     vectors: jax.Array
 
     @property
     def values(self) -> jax.Array:
         """Return the singular values of W, rising."""
-        return unscaled(jnp.sqrt(jnp.maximum(self.eigenvalues, 0)), self.scale[..., None])
+        return times_unit(jnp.sqrt(jnp.maximum(self.eigenvalues, 0)), self.unit[..., None])
 
     @property
     def is_vanished(self) -> jax.Array:
@@ -75,31 +75,31 @@ class GramSpectrum(NamedTuple):
 
 def decompose(matrices: jax.Array) -> GramSpectrum:
     """Return the spectrum of finite matrices (..., m, n)."""
-    scale = power_of_two(matrices)
-    return decompose_gram(gram_matrix(matrices / scale[..., None, None]), scale)
+    unit = power_of_two(matrices)
+    return decompose_gram(gram_matrix(matrices / unit[..., None, None]), unit)
 
 
-def decompose_gram(gram: jax.Array, scale: jax.Array | np.ndarray) -> GramSpectrum:
-    """Return the spectrum of matrices whose Gram matrix, divided by scale², is known."""
+def decompose_gram(gram: jax.Array, unit: jax.Array | np.ndarray) -> GramSpectrum:
+    """Return the spectrum of matrices whose Gram matrix, divided by unit², is known."""
     vectors, eigenvalues = lax.linalg.eigh(gram, symmetrize_input=False)
-    return GramSpectrum(scale, eigenvalues, vectors)
+    return GramSpectrum(unit, eigenvalues, vectors)
 
 
 def clip_once(matrices: jax.Array, spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array) -> jax.Array:
     """Return the matrices with the singular values that ``spectrum`` shows clipped."""
-    values, scale = spectrum.values, spectrum.scale[..., None]
+    values, unit = spectrum.values, spectrum.unit[..., None]
     lower, upper = lower[..., None], upper[..., None]
     roots = jnp.sqrt(jnp.maximum(spectrum.eigenvalues, 0))
     is_vanished = spectrum.is_vanished
-    factor = jnp.where(is_vanished, scale, jnp.clip(values, lower, upper) / jnp.where(is_vanished, 1, roots))
+    factor = jnp.where(is_vanished, unit, jnp.clip(values, lower, upper) / jnp.where(is_vanished, 1, roots))
     # Written as a change to W, values inside the band stay as they were; but then rounding errors are those
     # of W, which may not be much larger than the band's own.
     is_change = values[..., -1:] <= 1.25 * upper
-    kept = jnp.where(is_change, scale, 0)
-    correction = matmul(spectrum.vectors * (factor - kept)[..., None, :], transpose(spectrum.vectors))
+    additive = jnp.where(is_change, unit, 0)
+    correction = matmul(spectrum.vectors * (factor - additive)[..., None, :], transpose(spectrum.vectors))
     # Added to the small matrix, not to the product: one pass less over the whole of W.
-    correction += kept[..., None] * eye_like(correction)
-    scaled = matrices / scale[..., None]
+    correction += additive[..., None] * eye_like(correction)
+    scaled = matrices / unit[..., None]
     return matmul(scaled, correction) if is_tall(matrices) else matmul(correction, scaled)
 
 

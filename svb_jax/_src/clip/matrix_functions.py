@@ -87,10 +87,10 @@ def power_of_two(matrices: jax.Array) -> jax.Array:
     return jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent - 1, -limit, limit))
 
 
-def unscaled(values: jax.Array, scale: ArrayLike) -> jax.Array:
-    """Return ``values * scale``, or the type's largest number where that is out of its range."""
+def times_unit(values: jax.Array, unit: ArrayLike) -> jax.Array:
+    """Return ``values * unit``, or the type's largest number where that is out of its range."""
     limit = jnp.finfo(values.dtype).max / 2
-    return jnp.minimum(values, limit / jnp.maximum(scale, 1)) * scale
+    return jnp.minimum(values, limit / jnp.maximum(unit, 1)) * unit
 
 
 def symmetric(matrices: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ a symmetric one, H, whose eigenvalues are the singular values of W. Clipping the
 
 with the centre c and the radius r of the band: P projects onto the singular values outside the band, and T
 holds the end of the band that each belongs to. A value close to an end of the band needs no resolved sign,
-since T − H vanishes there: it stays outside by an eighth of the resolved distance at most.
+since T − H vanishes there: it ends outside the band by at most an eighth of the resolution.
 
 Both factors come from the Gram matrix G = WᵀW alone: with R = G^(-1/2), O = W R and H = G R.
 Rounding errors of G weigh by the square of the condition number; ‖K − I‖ of :func:`inverse_root` certifies
@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from svb_jax._src.clip.batched import nothing_seen
 from svb_jax._src.clip.matrix_functions import (
     InverseRoot,
     eye_like,
@@ -124,14 +125,13 @@ def clip_by_products(matrices: jax.Array, lower: jax.Array, upper: jax.Array) ->
         return _run_pass(state, lower, upper)
 
     with jax.named_scope("passes"):
-        return lax.while_loop(is_running, run_pass, _start(matrices, lower)).clipped
+        return lax.while_loop(is_running, run_pass, _start(matrices)).clipped
 
 
-def _start(matrices: jax.Array, lower: jax.Array) -> State:
-    # Zeros that vary over the matrices' axes, as shard_map requires.
-    no = jnp.isnan(lower)
-    zero, zeros = jnp.sum(no).astype(jnp.int32), jnp.where(no, lower, 0)
-    clipped = Clipped(matrices, zeros, zeros, no.astype(jnp.int32), no, ~no, no)
+def _start(matrices: jax.Array) -> State:
+    seen = nothing_seen(matrices)
+    zero, zeros = jnp.sum(seen.num_clipped, dtype=jnp.int32), seen.smallest
+    clipped = seen._replace(is_missed=~seen.is_missed)
     return State(zero + GRAM, zero, matrices, zeros + 1, zeros, zeros, clipped)
 
 

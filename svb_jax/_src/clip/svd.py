@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, transpose, unscaled
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, times_unit, transpose
 from svb_jax._src.stats import Clipped
 
 LARGEST_CONDITION_TO_CHANGE = 100.0
@@ -20,9 +20,9 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
       upper: (...), the band's upper end.
       padding: how many zero columns or rows of the short side do not count in the statistics.
     """
-    scale = power_of_two(matrices)
-    u, s, vt = jnp.linalg.svd(matrices / scale[..., None, None], full_matrices=False)
-    values = unscaled(s, scale[..., None])
+    unit = power_of_two(matrices)
+    u, s, vt = jnp.linalg.svd(matrices / unit[..., None, None], full_matrices=False)
+    values = times_unit(s, unit[..., None])
     clipped = jnp.clip(values, lower[..., None], upper[..., None])
     num_values = values.shape[-1] - padding
     smallest = lax.dynamic_index_in_dim(values, num_values - 1, axis=-1, keepdims=False)
@@ -41,9 +41,9 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
         smallest=smallest,
         largest=values[..., 0],
         num_clipped=jnp.sum(is_outside, axis=-1, dtype=jnp.int32),
-        is_exact=jnp.ones_like(scale, bool),
-        is_missed=jnp.zeros_like(scale, bool),
-        is_skipped=jnp.zeros_like(scale, bool),
+        is_exact=jnp.ones_like(unit, bool),
+        is_missed=jnp.zeros_like(unit, bool),
+        is_skipped=jnp.zeros_like(unit, bool),
     )
 
 

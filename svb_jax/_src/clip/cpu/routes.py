@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from svb_jax._src.clip.batched import nothing_seen
 from svb_jax._src.clip.gram import (
     ONE_PASS_CONDITION,
     GramSpectrum,
@@ -46,11 +47,11 @@ def gram(
     is_far = ~spectrum.is_conditioned(ONE_PASS_CONDITION, padding) & ~spectrum.is_inside(
         lower, upper, padding
     )
-    ways = [
-        *_ways(spectrum, seen, lower, upper, padding),
+    branches = [
+        *_gram_branches(spectrum, seen, lower, upper, padding),
         (is_far, lambda m: seen._replace(matrices=twice(m))),
     ]
-    return _switch(ways, is_active, matrix)
+    return _switch(branches, is_active, matrix)
 
 
 def auto(
@@ -67,12 +68,13 @@ def auto(
     seen = _seen(spectrum, lower, upper, padding)
     is_far = ~(is_in_range & spectrum.is_conditioned(ONE_PASS_CONDITION, padding))
     exactly = (is_far, lambda matrix: clip_by_svd(matrix, lower, upper, padding))
-    return _switch([*_ways(spectrum, seen, lower, upper, padding), exactly], is_active, matrix)
+    return _switch([*_gram_branches(spectrum, seen, lower, upper, padding), exactly], is_active, matrix)
 
 
 ROUTES: dict[str, RouteOfOne] = {"auto": auto, "svd": svd, "gram": gram}
 
-Way = tuple[jax.Array, Callable[[jax.Array], Clipped]]
+# A branch, and whether to take it.
+Branch = tuple[jax.Array, Callable[[jax.Array], Clipped]]
 
 
 def _seen(spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array, padding: jax.Array) -> Clipped:
@@ -89,10 +91,10 @@ def _seen(spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array, padding: j
     )
 
 
-def _ways(
+def _gram_branches(
     spectrum: GramSpectrum, seen: Clipped, lower: jax.Array, upper: jax.Array, padding: jax.Array
-) -> list[Way]:
-    """Return the ways of a matrix that its Gram matrix is good for: to clip it, or to leave it as it is."""
+) -> list[Branch]:
+    """Return what a Gram matrix is good for: to clip its matrix, or to leave it as it is."""
 
     def once(matrix: jax.Array) -> Clipped:
         return seen._replace(matrices=clip_once(matrix, spectrum, lower, upper))
@@ -103,13 +105,13 @@ def _ways(
     return [(jnp.array(True), once), (spectrum.is_inside(lower, upper, padding), keep)]
 
 
-def _switch(ways: list[Way], is_active: jax.Array, matrix: jax.Array) -> Clipped:
-    """Go the last way whose condition holds, or none if the matrix is not active."""
-    conditions, branches = zip(*ways, (~is_active, _skip), strict=True)
-    branch = jnp.int32(0)
+def _switch(branches: list[Branch], is_active: jax.Array, matrix: jax.Array) -> Clipped:
+    """Take the last branch whose condition holds; leave the matrix alone if it is not active."""
+    conditions, functions = zip(*branches, (~is_active, _skip), strict=True)
+    taken = jnp.int32(0)
     for index, condition in enumerate(conditions):
-        branch = jnp.where(condition, index, branch)
-    return lax.switch(branch, branches, matrix)
+        taken = jnp.where(condition, index, taken)
+    return lax.switch(taken, functions, matrix)
 
 
 def _is_finite(matrix: jax.Array) -> jax.Array:
@@ -117,7 +119,5 @@ def _is_finite(matrix: jax.Array) -> jax.Array:
 
 
 def _skip(matrix: jax.Array) -> Clipped:
-    # Made like an entry, because shard_map tells what differs from device to device from what does not.
-    zero = jnp.zeros_like(matrix[0, 0])
-    no = jnp.zeros_like(zero, bool)
-    return Clipped(matrix, zero, zero, zero.astype(jnp.int32), no, no, is_skipped=~no)
+    clipped = nothing_seen(matrix)
+    return clipped._replace(is_skipped=~clipped.is_skipped)

@@ -9,6 +9,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax._src.clip.batch import Batch
+from svb_jax._src.clip.batched import nothing_seen
 from svb_jax._src.clip.cpu.blas import limit_threads
 from svb_jax._src.clip.cpu.buckets import Bucket, make_buckets
 from svb_jax._src.clip.cpu.routes import ROUTES, RouteOfOne
@@ -44,11 +45,11 @@ def _clip_bucket(bucket: Bucket, members: list[Batch], route: RouteOfOne, token:
     is_active = wait_for(token, batch.is_active)
 
     def clip_next(index: ArrayLike, clipped: Clipped) -> Clipped:
-        figures = (_take(each, index) for each in (batch.lower, batch.upper, is_active, padding))
-        one = route(_take(clipped.matrices, index), *figures)
-        return jax.tree.map(lambda all_of, new: _put(all_of, new, index), clipped, one)
+        figures = (_index(each, index) for each in (batch.lower, batch.upper, is_active, padding))
+        one = route(_index(clipped.matrices, index), *figures)
+        return jax.tree.map(lambda all_of, new: _update(all_of, new, index), clipped, one)
 
-    return _for_each(len(padding), clip_next, _nothing_seen(batch.matrices))
+    return _for_each(len(padding), clip_next, nothing_seen(batch.matrices))
 
 
 def wait_for(token: jax.Array, flags: jax.Array) -> jax.Array:
@@ -65,20 +66,13 @@ def _for_each(length: int, turn, carry: Clipped) -> Clipped:
     return turn(0, carry) if length == 1 else lax.fori_loop(0, length, turn, carry)
 
 
-def _nothing_seen(matrices: jax.Array) -> Clipped:
-    # Made from the matrices, because shard_map tells what differs from device to device from what does not.
-    zeros = jnp.zeros_like(matrices[:, 0, 0])
-    no = jnp.zeros_like(zeros, bool)
-    return Clipped(matrices, zeros, zeros, zeros.astype(jnp.int32), no, no, no)
-
-
 def _concatenate(arrays: Sequence[jax.Array]) -> jax.Array:
     return arrays[0] if len(arrays) == 1 else jnp.concatenate(arrays)
 
 
-def _take(array: jax.Array, index: ArrayLike) -> jax.Array:
+def _index(array: jax.Array, index: ArrayLike) -> jax.Array:
     return lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
 
 
-def _put(array: jax.Array, new: jax.Array, index: ArrayLike) -> jax.Array:
+def _update(array: jax.Array, new: jax.Array, index: ArrayLike) -> jax.Array:
     return lax.dynamic_update_index_in_dim(array, new, index, 0, allow_negative_indices=False)
