@@ -61,8 +61,7 @@ def load_weights(path: Path) -> Weights:
         raise UnreadableWeightsError(f"{path} cannot be read: this machine has too little memory.") from error
     # Damaged files make zip, JSON, msgpack and Orbax raise whatever they like.
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0][:200].removesuffix(".") or type(error).__name__
-        raise UnreadableWeightsError(f"{path} cannot be read: {_printable(reason)}.") from error
+        raise UnreadableWeightsError(f"{path} cannot be read: {_reason(error)}.") from error
 
 
 def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -169,6 +168,13 @@ def _renamed(weights: Weights, rename: Callable[[str], str]) -> Weights:
             raise ValueError(f"there are two arrays called {name!r}")
         renamed[name] = array
     return renamed
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        # Its own text has the number too, which says nothing more.
+        return f"{error.strerror} ({error.filename})"
+    return _printable(str(error).strip().partition("\n")[0][:200].removesuffix(".")) or type(error).__name__
 
 
 def _printable(text: str) -> str:
