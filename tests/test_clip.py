@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import svb_jax
 from svb_jax._src.clip import ROUTES, clip_batches
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.batched import clip_batched
+from svb_jax._src.clip.batched import clip_batched, group_alike
 from svb_jax._src.clip.cpu import clip_sequentially
 from svb_jax._src.leaves import summarise
 from tests.prescribed import LOWER, UPPER, assert_nearest_in_band, band_violation, frame
@@ -188,7 +188,7 @@ def test_equal_bounds_give_a_multiple_of_an_orthogonal_matrix(method):
     [
         (functools.partial(clip_sequentially, method="auto"), 1e-5),
         # Products estimate the extremes, to 2 % of the largest.
-        (functools.partial(clip_batched, route=ROUTES["auto"], is_partial=False), 0.08),
+        (functools.partial(clip_batched, route=ROUTES["auto"], can_pad=True, is_partial=False), 0.08),
     ],
     ids=["sequential", "batched"],
 )
@@ -224,7 +224,7 @@ def test_one_batch_as_on_accelerators_gives_what_one_by_one_gives(method, is_par
         batch_of([np.eye(3)], False),
     ]
     expected = clip_sequentially(batches, method)
-    actual = clip_batched(batches, ROUTES[method], is_partial=is_partial)
+    actual = clip_batched(batches, ROUTES[method], can_pad=method == "auto", is_partial=is_partial)
     for one, other in zip(actual, expected, strict=True):
         np.testing.assert_allclose(one.matrices, other.matrices, rtol=1e-5, atol=2e-6)
         np.testing.assert_array_equal(one.is_skipped, other.is_skipped)
@@ -255,7 +255,7 @@ def test_the_program_for_tpu_has_no_decomposition():
     [
         (
             (jnp.ones(3), 0.5, 2.0),
-            r"needs real floating-point matrices of shape \(..., m, n\), got float32 of shape \(3,\)",
+            r"needs real floating-point matrices of 16 bits or more and of shape \(..., m, n\), got float32 of shape \(3,\)",
         ),
         ((jnp.ones((3, 3), int), 0.5, 2.0), "needs real floating-point matrices"),
         ((jnp.eye(3), 2.0, 0.5), "needs 0 <= lower <= upper < inf, got lower=2.0 and upper=0.5"),
@@ -358,3 +358,26 @@ def test_a_matrix_of_explicit_sharding_comes_back_as_it_lay():
         clipped = svb_jax.clip_singular_values(matrix, 0.5, 2.0)
         assert clipped.sharding.spec == PartitionSpec("d", None)
     np.testing.assert_allclose(clipped, 2 * np.eye(8, 4), atol=1e-6)
+
+
+class TestPaddedRows:
+    """Matrices that share a short side are clipped as one batch, the shorter ones with rows of zeros."""
+
+    def clipped(self, *matrices):
+        batches = [batch_of([matrix]) for matrix in matrices]
+        return clip_batched(batches, ROUTES["products"], can_pad=True, is_partial=False)
+
+    def test_they_are_grouped_by_their_short_side(self):
+        shapes = [(2, 9, 4), (1, 4, 7), (3, 5, 5), (1, 4, 4), (1, 2048, 1024), (1, 1024, 1024)]
+        batches = [jnp.zeros(shape) for shape in shapes]
+        assert sorted(map(sorted, group_alike(batches, True))) == [[0, 1, 3], [2], [4], [5]]
+        assert sorted(map(sorted, group_alike(batches, False))) == [[0], [1], [2], [3], [4], [5]]
+
+    @pytest.mark.parametrize("rank", [0, 1, 2, 4])
+    def test_what_vanished_is_lifted_in_a_matrix_own_rows(self, rank):
+        tall = frame(40, 4).matrix([3.0, 1.2, 0.9, 0.1])
+        spectrum = np.array([2.0, 1.0, 0.8, 0.3]) * (np.arange(4) < rank)
+        short = frame(4, 6, seed=1).matrix(spectrum)
+        for before, after in zip((tall, short), self.clipped(tall, short), strict=True):
+            assert after.matrices.shape[1:] == before.shape
+            assert_nearest_in_band(np.float32(before), after.matrices[0])

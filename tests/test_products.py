@@ -10,6 +10,8 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from svb_jax._src.clip import matrix_functions, products
+from svb_jax._src.clip.batch import Batch
+from svb_jax._src.clip.batched import clip_batched
 from svb_jax._src.clip.products import clip_by_products
 from svb_jax._src.stats import Clipped
 from tests.prescribed import LOWER, UPPER, before_and_after, clipped, frame
@@ -17,7 +19,12 @@ from tests.prescribed import LOWER, UPPER, before_and_after, clipped, frame
 BAND_TOLERANCE = 5e-6
 ROWS, COLUMNS, BATCH = 24, 8, 3
 
-compiled = jax.jit(clip_by_products)
+
+@jax.jit
+def compiled(matrices, lower, upper):
+    """Clip a batch of matrices, which may be wide."""
+    batch = Batch(matrices, lower, upper, jnp.ones(len(matrices), bool))
+    return clip_batched([batch], clip_by_products, can_pad=True, is_partial=False)[0]
 
 
 def bands(count, lower=LOWER, upper=UPPER, dtype=jnp.float32) -> tuple[jax.Array, jax.Array]:

@@ -119,15 +119,14 @@ def land_updates(
       bound: what lands where.
       keep_dtype: whether updates of half-precision leaves stay so, or become float32.
     """
+    step = timing.next_step(state.count)
+    counted = state._replace(count=step)
     if not indices:
-        return jax.tree.unflatten(targets.treedef, targets.updates), state._replace(
-            count=timing.next_step(state.count)
-        )
+        return jax.tree.unflatten(targets.treedef, targets.updates), counted
     places = [place for index in indices if (place := targets.place(index)) is not None]
     old, updates = map(list, zip(*map(targets.pair, indices), strict=True))
     if not keep_dtype:
         updates = [_widened(u, compute_dtype(p.dtype)) for u, p in zip(updates, old, strict=True)]
-    step = timing.next_step(state.count)
 
     def land(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
         before = [p.astype(compute_dtype(p.dtype)) for p in old]
@@ -143,7 +142,7 @@ def land_updates(
 
     def leave(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
         del old
-        return updates, state._replace(count=step)
+        return updates, counted
 
     due = timing.is_due(step)
     if isinstance(due, Tracer):

@@ -10,8 +10,8 @@ from jax.typing import ArrayLike
 from svb_jax._src.checks import check_bands
 from svb_jax._src.dimension_numbers import DimensionNumbers, Tree, axes_by_name, leaves_by_names
 from svb_jax._src.leaves import MatrixLeaf, matrix_leaves
-from svb_jax._src.masks import as_mask
-from svb_jax._src.paths import NamedLeaf, check_patterns, named_leaves, value_by_path
+from svb_jax._src.masks import as_mask, check_patterns
+from svb_jax._src.paths import NamedLeaf, named_leaves, value_by_path
 from svb_jax._src.tables import html_table, text_table
 
 Epsilon = ArrayLike | optax.Schedule

@@ -22,8 +22,8 @@ from svb_jax._src.clip.distribute import AxisName
 from svb_jax._src.clip.matrix_functions import compute_dtype
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import Centre, matrix_leaves, project_leaves
-from svb_jax._src.masks import as_mask
-from svb_jax._src.paths import check_patterns, value_by_path
+from svb_jax._src.masks import as_mask, check_patterns
+from svb_jax._src.paths import value_by_path
 from svb_jax._src.running_variances import Kind, Pairs, find_scales
 
 

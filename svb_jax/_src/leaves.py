@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from svb_jax._src.clip import Method, clip_batches
 from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.distribute import AxisName, Band, clip_over_devices
-from svb_jax._src.clip.matrix_functions import compute_dtype, replicate, shard_like
+from svb_jax._src.clip.matrix_functions import replicate, shard_like
 from svb_jax._src.dimension_numbers import (
     DimensionNumbers,
     MatrixAxes,
@@ -24,7 +24,7 @@ from svb_jax._src.dimension_numbers import (
     read_axes,
 )
 from svb_jax._src.paths import NamedLeaf, is_hidden, named_leaves
-from svb_jax._src.stats import Clipped, ProjectionStats, no_projection
+from svb_jax._src.stats import Clipped, ProjectionStats
 
 # The band's centre: a number, or a function of a matrix's (outputs, inputs).
 Centre = float | Callable[[int, int], float]
@@ -58,11 +58,6 @@ class MatrixLeaf:
     def count(self) -> int:
         """Return how many matrices the leaf holds."""
         return self._size(self.batch) * self.groups
-
-    @property
-    def compute_dtype(self) -> DTypeLike:
-        """Return the type to decompose in: half types go through float32."""
-        return compute_dtype(self.dtype)
 
     def to_matrices(self, leaf: Array) -> Array:
         """Return the leaf, of JAX or of NumPy, as a batch (count, reduction, output)."""
@@ -181,8 +176,6 @@ def summarise(
       batches: what was seen of each layer.
       matrix_shapes: of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
     """
-    if not batches:
-        return no_projection()
     shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
     num_values = np.concatenate(
         [np.full(len(batch.smallest), min(shape)) for batch, shape in zip(batches, shapes, strict=True)]

@@ -1,13 +1,14 @@
 """Which leaves a bound is kept to: ``where=``, in all its forms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from svb_jax._src.paths import check_patterns, map_leaves, matches_any
+from svb_jax._src.paths import is_hidden, map_leaves, matches_any, named_leaves
+from svb_jax._src.suggestions import nearest
 
 
 def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], Any]:
@@ -51,6 +52,18 @@ def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], 
         )
 
     return mask
+
+
+def check_patterns(caller: str, patterns: Iterable[str], params: Any) -> None:
+    """Raise where a pattern matches no leaf, unless optax.masked or optax.partition may have hidden it."""
+    leaves = named_leaves(params, is_leaf=is_hidden)
+    # A tree without anything in it is how optax.tree_map_params asks for a state's structure.
+    if not leaves or any(is_hidden(leaf.value) for leaf in leaves):
+        return
+    known = [leaf.path for leaf in leaves]
+    for pattern in patterns:
+        if not any(matches_any([pattern], path) for path in known):
+            raise ValueError(f"{caller} found no leaf that {pattern!r} matches; {nearest(pattern, known)}.")
 
 
 def as_mask(where: Any) -> Any:

@@ -17,7 +17,8 @@ from svb_jax._src.dimension_numbers import (
     positive_axes,
     read_axes,
 )
-from svb_jax._src.paths import NamedLeaf, check_patterns, map_leaves, matches_any, value_by_path
+from svb_jax._src.masks import check_patterns
+from svb_jax._src.paths import NamedLeaf, map_leaves, matches_any, value_by_path
 
 
 def by_path(readings: Mapping[str, Any], inner: DimensionNumbers = by_name) -> Callable[[Any], Any]:

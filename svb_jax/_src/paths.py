@@ -1,6 +1,5 @@
 """Leaves by path: how a path is written, and which patterns match it, in any library's tree."""
 
-import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -147,21 +146,3 @@ def value_by_path(caller: str, values: Mapping[str, Value], path: str) -> Value:
         f"{caller} needs a pattern for every matrix, but none of {', '.join(map(repr, values))} matches "
         f"{path!r}. Add '*' as the last pattern to cover the rest."
     )
-
-
-def check_patterns(caller: str, patterns: Iterable[str], params: Any) -> None:
-    """Raise where a pattern matches no leaf, unless optax.masked or optax.partition may have hidden it."""
-    leaves = named_leaves(params, is_leaf=is_hidden)
-    # A tree without anything in it is how optax.tree_map_params asks for a state's structure.
-    if not leaves or any(is_hidden(leaf.value) for leaf in leaves):
-        return
-    known = [leaf.path for leaf in leaves]
-    for pattern in patterns:
-        if not any(_matches(pattern, path) for path in known):
-            raise ValueError(f"{caller} found no leaf that {pattern!r} matches; {nearest(pattern, known)}.")
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the few that are most like ``name``, for a message."""
-    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0)
-    return f"the nearest: {', '.join(map(repr, found))}" if found else "there is none at all"

@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple, NoReturn
 import jax
 import jax.numpy as jnp
 
-from svb_jax._src.paths import NamedLeaf, named_leaves, nearest
+from svb_jax._src.paths import NamedLeaf, named_leaves
+from svb_jax._src.suggestions import nearest
 
 # The path of a scale, and that of its variance in batch_stats or the variance itself.
 Pairs = Mapping[str, str | jax.Array] | Iterable[tuple[str, str | jax.Array]]

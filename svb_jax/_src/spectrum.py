@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from svb_jax._src.checks import check_epsilon
+from svb_jax._src.clip.matrix_functions import compute_dtype
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.host_spectra import host_matrices, host_spectra
 from svb_jax._src.leaves import MatrixLeaf
-from svb_jax._src.paths import nearest
 from svb_jax._src.running_variances import scales_by_module, variances_by_module
+from svb_jax._src.suggestions import nearest
 from svb_jax._src.tables import html_table, text_table
 
 # How far from the band's edge computing in a type leaves a value that it clips there, in parts of the edge.
@@ -196,9 +197,10 @@ def _summary_row(leaf: MatrixLeaf, matrices: np.ndarray, band: tuple[float, floa
 
 def _is_in_band(values: np.ndarray, band: tuple[float, float], leaf: MatrixLeaf) -> np.ndarray:
     lower, upper = band
-    computing = BAND_TOLERANCE[np.dtype(leaf.compute_dtype)]
+    dtype = compute_dtype(leaf.dtype)
+    computing = BAND_TOLERANCE[np.dtype(dtype)]
     # Rounding a matrix to a half type moves all its singular values by about the same amount.
-    storing = upper * float(jnp.finfo(leaf.dtype).eps) if leaf.dtype != leaf.compute_dtype else 0.0
+    storing = upper * float(jnp.finfo(leaf.dtype).eps) if leaf.dtype != dtype else 0.0
     return (lower * (1 - computing) - storing <= values) & (values <= upper * (1 + computing) + storing)
 
 

@@ -15,3 +15,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     nearest = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the few that are most like ``name``, for a message."""
+    found = difflib.get_close_matches(name, list(known), n=3, cutoff=0)
+    return f"the nearest: {', '.join(map(repr, found))}" if found else "there is none at all"

@@ -14,8 +14,8 @@ from svb_jax._src.clip import Method
 from svb_jax._src.clip.distribute import AxisName
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import Centre, matrix_leaves, project_leaves, summarise
-from svb_jax._src.masks import masked
-from svb_jax._src.paths import check_patterns, value_by_path
+from svb_jax._src.masks import check_patterns, masked
+from svb_jax._src.paths import value_by_path
 from svb_jax._src.stats import BoundSingularValuesState, no_projection
 
 # One band for all matrices, or from patterns of their paths to bands.

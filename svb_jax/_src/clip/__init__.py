@@ -8,7 +8,6 @@ one after another (``cpu``). The platform is the one the program is compiled for
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -28,8 +27,6 @@ from svb_jax._src.clip.svd import clip_by_svd
 from svb_jax._src.stats import Clipped
 
 Method = Literal["auto", "svd", "gram", "products"]
-
-Clip = Callable[[list[Batch]], list[Clipped]]
 
 ROUTES = {"auto": clip_by_products, "svd": clip_by_svd, "gram": clip_by_gram, "products": clip_by_products}
 
@@ -102,10 +99,12 @@ def clip_batches(batches: list[Batch], method: Method, is_partial: bool = False)
     filled = [index for index, batch in enumerate(batches) if batch.matrices.size]
     if filled:
         batches = [batches[index] for index in filled]
-        batched = functools.partial(clip_batched, route=ROUTES[method], is_partial=is_partial)
+        route = ROUTES[method]
+        can_pad = route is clip_by_products
+        batched = functools.partial(clip_batched, route=route, can_pad=can_pad, is_partial=is_partial)
         sequential = functools.partial(clip_sequentially, method=method)
-        is_by_products = method == "products"
-        clip = batched if is_by_products else _by_platform(sequential, batched)
+        by_platform = functools.partial(lax.platform_dependent, cpu=sequential, default=batched)
+        clip = batched if method == "products" else by_platform
         results |= zip(filled, clip(batches), strict=True)
     return [results[index] for index in range(len(results))]
 
@@ -114,10 +113,6 @@ def with_sound_band(batch: Batch) -> Batch:
     """Deactivate the matrices whose band is none: NaN, infinite, negative or out of order."""
     is_band = (batch.lower >= 0) & (batch.lower <= batch.upper) & (batch.upper < jnp.inf)
     return batch._replace(is_active=batch.is_active & is_band)
-
-
-def _by_platform(cpu: Clip, default: Clip) -> Clip:
-    return lambda batches: lax.platform_dependent(batches, cpu=cpu, default=default)
 
 
 @clip_batches.defjvp

@@ -1,54 +1,102 @@
-"""Equal matrices as one batch, the way of accelerators: one program a shape, however many matrices it has."""
+"""Equal matrices as one batch, the way of accelerators: one program a shape, however many matrices it has.
 
-import itertools
+Matrices that are equal but for their long side are made so by rows of zeros, which change no singular value:
+compilers spend most of their time on the products of the short side, once for each program.
+"""
+
+import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.matrix_functions import eye_like
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, transpose
 from svb_jax._src.stats import Clipped
 
-# From finite matrices (b, m, n) and the ends of their bands (b,) to the clipped matrices.
-Route = Callable[[jax.Array, jax.Array, jax.Array], Clipped]
+# From finite, tall matrices (b, m, n) and the ends of their bands (b,) to the clipped matrices. A route that
+# takes padding is told, by the name num_rows, how many rows of each matrix are its own (b,).
+Route = Callable[..., Clipped]
+
+# How many times their own entries padded matrices may have, and up to how many entries it does not matter.
+LARGEST_PADDING_RATIO = 1.25
+SMALL_BATCH = 2**18
 
 
-def clip_batched(batches: Sequence[Batch], route: Route, *, is_partial: bool) -> list[Clipped]:
+def clip_batched(batches: Sequence[Batch], route: Route, *, can_pad: bool, is_partial: bool) -> list[Clipped]:
     """Clip every matrix of every batch, those of one shape and type together.
 
     Args:
       batches: the matrices.
       route: how they are clipped.
+      can_pad: whether the route takes padding: one that completes vanished directions must know of it.
       is_partial: whether there may be batches without any active matrix, which then cost nothing.
     """
     clip = clip_if_any if is_partial else clip_active
     clipped: dict[int, Clipped] = {}
-    for equal in group_equal(batches):
-        joined = join([batches[index] for index in equal])
-        sizes = [len(batches[index].lower) for index in equal]
-        clipped |= zip(equal, split(clip(joined, route), sizes), strict=True)
+    for members in group_alike([batch.matrices for batch in batches], can_pad):
+        chosen = [batches[index] for index in members]
+        lengths = [max(each.matrices.shape[1:]) for each in chosen]
+        num_rows = np.repeat(np.asarray(lengths, np.int32), [len(each.lower) for each in chosen])
+        padded = functools.partial(route, num_rows=num_rows) if len(set(lengths)) > 1 else route
+        clipped |= zip(members, split(clip(join(chosen), padded), chosen), strict=True)
     return [clipped[index] for index in range(len(batches))]
 
 
+def group_alike(batches: Sequence[jax.Array], can_pad: bool) -> list[list[int]]:
+    """Return the positions of batches (b, m, n) that are clipped as one, the longest first in each group.
+
+    Their matrices have one type and one short side, and long sides that are equal or, if they can be padded,
+    not too different.
+    """
+    groups: list[list[int]] = []
+    for index in sorted(range(len(batches)), key=lambda index: -max(batches[index].shape[1:])):
+        for group in groups:
+            if _is_alike([batches[each] for each in (*group, index)], can_pad):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
+
+
+def _is_alike(batches: Sequence[jax.Array], can_pad: bool) -> bool:
+    if len({(min(batch.shape[1:]), batch.dtype) for batch in batches}) > 1:
+        return False
+    if not can_pad:
+        return len({max(batch.shape[1:]) for batch in batches}) == 1
+    padded = sum(map(len, batches)) * max(math.prod(batch.shape[1:]) for batch in batches)
+    return padded <= max(SMALL_BATCH, LARGEST_PADDING_RATIO * sum(batch.size for batch in batches))
+
+
 def join(batches: Sequence[Batch]) -> Batch:
-    """Return batches of equal matrices as one."""
-    return Batch(*map(jnp.concatenate, zip(*batches, strict=True))) if len(batches) > 1 else batches[0]
+    """Return batches as one of tall matrices, with rows of zeros below those that are shorter."""
+    longest = max(max(batch.matrices.shape[1:]) for batch in batches)
+    tall = [batch._replace(matrices=_to_tall(batch.matrices, longest)) for batch in batches]
+    return Batch(*map(jnp.concatenate, zip(*tall, strict=True))) if len(tall) > 1 else tall[0]
 
 
-def group_equal(batches: Sequence[Batch]) -> list[list[int]]:
-    """Return the positions of batches whose matrices have one shape and type, group by group."""
-    groups: dict[object, list[int]] = {}
-    for index, batch in enumerate(batches):
-        groups.setdefault((batch.matrices.shape[1:], batch.matrices.dtype), []).append(index)
-    return list(groups.values())
+def split(clipped: Clipped, batches: Sequence[Batch]) -> Iterator[Clipped]:
+    """Return the parts of what was joined, in the shapes of the batches."""
+    start = 0
+    for batch in batches:
+        own = Clipped(*(each[start : start + len(batch.lower)] for each in clipped))
+        yield own._replace(matrices=_from_tall(own.matrices, batch.matrices.shape))
+        start += len(batch.lower)
 
 
-def split(clipped: Clipped, sizes: Sequence[int]) -> Iterator[Clipped]:
-    """Return consecutive parts of a batch."""
-    for start, size in zip(itertools.accumulate(sizes, initial=0), sizes, strict=False):
-        yield Clipped(*(each[start : start + size] for each in clipped))
+def _to_tall(matrices: jax.Array, num_rows: int) -> jax.Array:
+    tall = matrices if is_tall(matrices) else transpose(matrices)
+    missing = num_rows - tall.shape[1]
+    return jnp.pad(tall, [(0, 0), (0, missing), (0, 0)]) if missing else tall
+
+
+def _from_tall(tall: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    own = tall[:, : max(shape[1:])]
+    return own if shape[1] >= shape[2] else transpose(own)
 
 
 def clip_if_any(batch: Batch, route: Route) -> Clipped:

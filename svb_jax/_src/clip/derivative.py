@@ -17,7 +17,8 @@ import numpy as np
 from jax import dtypes
 
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, power_of_two, times_unit, transpose
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, transpose
+from svb_jax._src.clip.units import power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
 

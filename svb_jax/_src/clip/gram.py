@@ -14,15 +14,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import (
-    eye_like,
-    gram_matrix,
-    is_tall,
-    matmul,
-    power_of_two,
-    times_unit,
-    transpose,
-)
+from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, transpose
+from svb_jax._src.clip.units import gram_matrix, power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
 ONE_PASS_CONDITION = 4.0

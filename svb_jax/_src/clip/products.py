@@ -29,6 +29,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from svb_jax._src.clip.batched import nothing_seen
 from svb_jax._src.clip.matrix_functions import (
@@ -37,7 +38,6 @@ from svb_jax._src.clip.matrix_functions import (
     frobenius_norm,
     inverse_root,
     is_at_one,
-    is_tall,
     leading_power,
     matmul,
     orthogonal_factor,
@@ -102,27 +102,31 @@ class Spectrum(NamedTuple):
     root: InverseRoot
 
 
-def clip_by_products(matrices: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
-    """Clip the singular values of a batch of finite matrices of any rank and size, each to a band of its own.
+def clip_by_products(
+    matrices: jax.Array, lower: jax.Array, upper: jax.Array, num_rows: ArrayLike | None = None
+) -> Clipped:
+    """Clip the singular values of finite, tall matrices of any rank and size, each to a band of its own.
 
     Args:
-      matrices: (b, m, n), in float32 or float64.
+      matrices: (b, m, n) with m ≥ n, in float32 or float64.
       lower: (b,), the lower ends of the bands.
       upper: (b,), the upper ends.
+      num_rows: (b,), how many rows of each matrix are its own, above rows of zeros; all if not given.
 
     Returns:
       The clipped matrices and what was seen of them. The extreme singular values are Rayleigh quotients,
       inside the true ones: to about 2 %; the smallest to 2 % of the largest where ``is_exact``.
     """
-    if not is_tall(matrices):
-        wide = clip_by_products(transpose(matrices), lower, upper)
-        return wide._replace(matrices=transpose(wide.matrices))
 
     def is_running(state: State) -> jax.Array:
         return (state.purpose != DONE) & (state.num_passes < MAX_PASSES)
 
+    # Noise in the padding would let vanished directions end there.
+    rows = jnp.arange(matrices.shape[1])[None]
+    is_own = None if num_rows is None else rows < jnp.asarray(num_rows)[:, None]
+
     def run_pass(state: State) -> State:
-        return _run_pass(state, lower, upper)
+        return _run_pass(state, lower, upper, is_own)
 
     with jax.named_scope("passes"):
         return lax.while_loop(is_running, run_pass, _start(matrices)).clipped
@@ -152,7 +156,7 @@ def _out_of_units(values: jax.Array, root_unit: jax.Array) -> jax.Array:
     return jnp.clip(values * root_unit * root_unit, -limit, limit)
 
 
-def _run_pass(state: State, lower: jax.Array, upper: jax.Array) -> State:
+def _run_pass(state: State, lower: jax.Array, upper: jax.Array, is_own: jax.Array | None) -> State:
     x, is_approach = state.iterate, state.purpose == APPROACH
     scaled = _in_units(state.clipped.matrices, state.root_unit[:, None, None])
     gram = symmetric(matmul(transpose(x), jnp.where(state.purpose == FACTOR, scaled, x)))
@@ -175,7 +179,7 @@ def _run_pass(state: State, lower: jax.Array, upper: jax.Array) -> State:
     state = small._replace(iterate=moved, clipped=small.clipped._replace(matrices=matrices))
     is_renewed = ~is_approach & (state.purpose != DONE)
     with jax.named_scope("renewal"):
-        return lax.cond(is_renewed, _renew_iterate, lambda state: state, state)
+        return lax.cond(is_renewed, lambda state: _renew_iterate(state, is_own), lambda state: state, state)
 
 
 def _take_roots(gram: jax.Array, state: State) -> Spectrum:
@@ -212,12 +216,13 @@ def _least(dtype: jnp.dtype) -> float:
     return float(jnp.finfo(dtype).eps) / 100
 
 
-def _renew_iterate(state: State) -> State:
+def _renew_iterate(state: State, is_own: jax.Array | None) -> State:
     """Start anew from the matrices: as they are for their Gram matrix, with some noise for their factor."""
     iterate, root_unit = _normalise(state.clipped.matrices)
     norm = frobenius_norm(iterate)
     eps = jnp.finfo(norm.dtype).eps
     noise = eps * _noise(iterate.shape[1:], iterate.dtype)[None]
+    noise = noise if is_own is None else jnp.where(is_own[:, :, None], noise, 0)
     noisy = times(iterate, 1 / jnp.where(norm > 0, norm, 1)) + noise
     iterate = jnp.where(state.purpose == APPROACH, noisy, iterate)
     return state._replace(iterate=iterate, root_unit=root_unit)

@@ -15,8 +15,8 @@ from svb_jax._src.clip.gram import (
     decompose,
     decompose_gram,
 )
-from svb_jax._src.clip.matrix_functions import gram_matrix
 from svb_jax._src.clip.svd import clip_by_svd
+from svb_jax._src.clip.units import gram_matrix
 from svb_jax._src.stats import Clipped
 
 # From a tall matrix (m, n), the ends of its band, whether to clip it, and how many of its columns are
