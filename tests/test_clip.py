@@ -255,7 +255,8 @@ def test_the_program_for_tpu_has_no_decomposition():
     [
         (
             (jnp.ones(3), 0.5, 2.0),
-            r"needs real floating-point matrices of 16 bits or more and of shape \(..., m, n\), got float32 of shape \(3,\)",
+            r"needs real floating-point matrices of 16 bits or more and of shape \(..., m, n\), got float32 "
+            r"of shape \(3,\)",
         ),
         ((jnp.ones((3, 3), int), 0.5, 2.0), "needs real floating-point matrices"),
         ((jnp.eye(3), 2.0, 0.5), "needs 0 <= lower <= upper < inf, got lower=2.0 and upper=0.5"),
