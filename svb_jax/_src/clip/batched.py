@@ -27,7 +27,7 @@ SMALL_BATCH = 2**18
 
 
 def clip_batched(batches: Sequence[Batch], route: Route, *, can_pad: bool, is_partial: bool) -> list[Clipped]:
-    """Clip every matrix of every batch, those of one shape and type together.
+    """Clip every matrix of every batch, those that are alike together.
 
     Args:
       batches: the matrices.
