@@ -1,4 +1,7 @@
-"""One picture for every measurement: a panel for each section, a bar for each row."""
+"""One picture for every measurement: a panel for each section, a point for each row.
+
+Points, because the scale is logarithmic: the length of a bar would mean nothing.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,14 +27,14 @@ STYLE: dict[Any, Any] = {
 
 def draw(result: Mapping[str, Any], folder: Path) -> None:
     """Write the picture of one command's measurement as ``<command>.png``."""
-    shown = [part for part in result["sections"] if _bars(part)]
+    shown = [part for part in result["sections"] if _points(part)]
     if not shown:
         return
-    bars = sum(len(_bars(part)) for part in shown)
+    points = sum(len(_points(part)) for part in shown)
     with matplotlib.rc_context(STYLE):
-        drawing = Figure(figsize=(8.5, 0.9 * len(shown) + 0.3 * bars), layout="constrained")
+        drawing = Figure(figsize=(8.5, 0.9 * len(shown) + 0.3 * points), layout="constrained")
         panels = drawing.subplots(
-            len(shown), 1, squeeze=False, height_ratios=[2 + len(_bars(part)) for part in shown]
+            len(shown), 1, squeeze=False, height_ratios=[2 + len(_points(part)) for part in shown]
         )
         for axes, part in zip(panels.flat, shown, strict=True):
             _draw_section(axes, part)
@@ -39,15 +42,15 @@ def draw(result: Mapping[str, Any], folder: Path) -> None:
 
 
 def _draw_section(axes: Axes, part: Section) -> None:
-    for place, (label, value) in enumerate(_bars(part).items()):
-        axes.barh(label, value, color=OURS if label.lower().startswith("svb") else OTHER)
-        axes.text(value, place, f" {number(part['plot'], value)}", va="center", size=8)
+    for place, (label, value) in enumerate(_points(part).items()):
+        axes.plot([value], [label], "o", color=OURS if label.lower().startswith("svb") else OTHER)
+        axes.text(value, place, f"   {number(part['plot'], value)}", va="center", size=8)
     axes.set(title=part["title"], xscale="log", xlabel=part["plot"].replace("median", "seconds"))
-    axes.margins(x=0.25)
+    axes.margins(x=0.25, y=0.05)
     axes.invert_yaxis()
 
 
-def _bars(part: Section) -> dict[str, float]:
+def _points(part: Section) -> dict[str, float]:
     """Return each row's figure, of a range the most."""
     found = {row["label"]: figure(row, part["plot"]) for row in part["rows"].values()}
     largest = {

@@ -18,12 +18,19 @@ from benchmarks.processes import Pool
 from benchmarks.results import finish
 from benchmarks.routes import METHODS
 from benchmarks.tables import section
+from benchmarks.without import MEASURES
 from svb_jax import models
 
 ROWS: Mapping[str, Row] = {
     "auto": Row("svb_jax auto", "benchmarks.jax_rows:project", {"method": "auto"}),
     "busy_1": Row("svb_jax auto, a busy process beside", "benchmarks.busy:project", {"processes": 1}),
     "busy_2": Row("svb_jax auto, two busy processes beside", "benchmarks.busy:project", {"processes": 2}),
+    **{
+        f"without_{name.replace(' ', '_')}": Row(
+            f"svb_jax auto, without {name}", "benchmarks.without:project", {"without": name}
+        )
+        for name in MEASURES
+    },
     **{
         method: Row(f"svb_jax {method}", "benchmarks.jax_rows:project", {"method": method})
         for method in METHODS

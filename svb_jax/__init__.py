@@ -4,11 +4,10 @@ import importlib
 from typing import Any
 
 from svb_jax._src.batch_norm import bound_batch_norm_scales
-from svb_jax._src.clip import clip_singular_values
 from svb_jax._src.conv_operator import conv_operator_singular_values
 from svb_jax._src.describe import Description, LeafDescription, describe
 from svb_jax._src.dimension_numbers import MatrixAxes, by_name
-from svb_jax._src.functional import project, project_batch_norm
+from svb_jax._src.functional import clip_singular_values, project, project_batch_norm
 from svb_jax._src.layouts import attention, every_matrix, oihw
 from svb_jax._src.masks import paths
 from svb_jax._src.nested_dimension_numbers import by_path, depthwise, grouped_convolutions, scan_stacks

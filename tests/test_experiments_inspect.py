@@ -132,17 +132,18 @@ def save_items(folder, **items) -> None:
         manager.save(7, args=ocp.args.Composite(**args))
 
 
-def test_orbax_items_of_any_name(kernel, tmp_path, capsys):
+def test_orbax_items_of_any_name(kernel, tmp_path, capsys, monkeypatch):
     state = {"conv": {"kernel": jnp.asarray(kernel)}}
     save_items(tmp_path / "one", train_state=state, notes={"by": "us"})
     assert inspect(capsys, tmp_path / "one") == [f"conv/kernel {ROW}"]
     save_items(tmp_path / "usual", ema=state, params={"other": state["conv"]})
     assert inspect(capsys, tmp_path / "usual") == [f"other/kernel {ROW}"]
     save_items(tmp_path / "two", ema=state, train_state=state)
-    assert main(["inspect", str(tmp_path / "two")]) == 2
-    first, second = (tmp_path / "two" / "7" / name for name in ("ema", "train_state"))
-    assert f"several checkpoints; name one of them: {first}, {second}" in capsys.readouterr().err
-    assert inspect(capsys, second) == [f"conv/kernel {ROW}"]
+    # Short paths, since long messages are cut.
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "two"]) == 2
+    assert "several checkpoints; name one of them: two/7/ema, two/7/train_state" in capsys.readouterr().err
+    assert inspect(capsys, tmp_path / "two" / "7" / "train_state") == [f"conv/kernel {ROW}"]
 
 
 def test_a_folder_of_something_else_is_answered_with_what_it_holds(tmp_path, capsys):

@@ -102,8 +102,23 @@ class TestWhatIsBoundedAtTheEnd:
             optax.apply_if_finite(svb_jax.svb(SGD, EPSILON), 3),
             optax.masked(svb_jax.svb(SGD, EPSILON), {"0": {"kernel": True}}),
             svb_jax.svb(optax.contrib.schedule_free(SGD, 0.1), EPSILON),
+            optax.multi_transform({"bounded": svb_jax.svb(SGD, EPSILON)}, {"0": {"kernel": "bounded"}}),
+            optax.chain(
+                optax.MultiSteps(SGD, 2).gradient_transformation(), svb_jax.bound_singular_values(EPSILON)
+            ),
+            svb_jax.svb(optax.contrib.sam(SGD, optax.sgd(0.05), sync_period=2), EPSILON),
         ],
-        ids=["svb", "last in a chain", "MultiSteps", "apply_if_finite", "masked", "around schedule_free"],
+        ids=[
+            "svb",
+            "last in a chain",
+            "MultiSteps",
+            "apply_if_finite",
+            "masked",
+            "around schedule_free",
+            "multi_transform",
+            "after MultiSteps",
+            "around SAM",
+        ],
     )
     def test_the_parameters(self, tx):
         assert self.is_in_band(run(tx, PARAMS)[0])
@@ -114,11 +129,29 @@ class TestWhatIsBoundedAtTheEnd:
             optax.chain(svb_jax.svb(SGD, EPSILON), optax.scale(0.5)),
             optax.chain(svb_jax.svb(SGD, EPSILON), optax.ema(0.9)),
             optax.contrib.schedule_free(svb_jax.svb(SGD, EPSILON), 0.1),
+            optax.contrib.sam(SGD, svb_jax.svb(optax.sgd(0.05), EPSILON), sync_period=2),
         ],
-        ids=["not last in a chain", "ema after it", "inside schedule_free"],
+        ids=["not last in a chain", "ema after it", "inside schedule_free", "inside SAM"],
     )
     def test_not_the_parameters(self, tx):
         assert not self.is_in_band(run(tx, PARAMS)[0])
+
+    @pytest.mark.parametrize(
+        ("tx", "calls"),
+        [
+            (optax.MultiSteps(svb_jax.svb(SGD, EPSILON, every=2), 2).gradient_transformation(), 4),
+            (
+                optax.chain(
+                    optax.MultiSteps(SGD, 2).gradient_transformation(),
+                    svb_jax.bound_singular_values(EPSILON, every=2),
+                ),
+                2,
+            ),
+        ],
+        ids=["MultiSteps", "after MultiSteps"],
+    )
+    def test_what_every_counts(self, tx, calls):
+        assert [self.is_in_band(run(tx, PARAMS, number)[0]) for number in (calls - 1, calls)] == [False, True]
 
     def test_lookahead_bounds_its_fast_parameters_until_they_meet_the_slow_ones(self):
         tx = optax.lookahead(svb_jax.svb(SGD, EPSILON), sync_period=3, slow_step_size=0.5)

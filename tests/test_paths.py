@@ -70,6 +70,18 @@ def test_a_pattern_chooses_the_same_leaves_in_every_library(params):
     assert {path.split("/")[-2] for path in everything_else} == {"stem"}
 
 
+def test_a_tree_of_booleans_that_is_callable_is_not_called():
+    layers = [eqx.nn.Linear(2, 2, use_bias=False, key=KEY) for _ in range(2)]
+    params = jax.tree.map(lambda _: 3 * jnp.eye(2), eqx.nn.Sequential(layers))
+    where = eqx.tree_at(lambda m: m[0].weight, jax.tree.map(lambda _: False, params), True)
+    assert callable(where)
+    tx = svb(optax.identity(), 0.5, where=where)
+    updates, _ = tx.update(jax.tree.map(jnp.zeros_like, params), tx.init(params), params)
+    for landed in (project(params, 0.5, where=where), optax.apply_updates(params, updates)):
+        np.testing.assert_allclose(landed[0].weight, 1.5 * np.eye(2), atol=1e-6)
+        np.testing.assert_array_equal(landed[1].weight, 3 * np.eye(2))
+
+
 @pytest.mark.parametrize("params", NETWORKS.values(), ids=NETWORKS)
 def test_a_mask_by_path_works_in_optax(params):
     zeroed = optax.masked(optax.set_to_zero(), paths("head"))

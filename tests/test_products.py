@@ -31,6 +31,11 @@ def bands(count, lower=LOWER, upper=UPPER, dtype=jnp.float32) -> tuple[jax.Array
     return jnp.full(count, lower, dtype), jnp.full(count, upper, dtype)
 
 
+def batch_of(matrices) -> Batch:
+    matrices = jnp.asarray(matrices)
+    return Batch(matrices, *bands(len(matrices), dtype=matrices.dtype), jnp.ones(len(matrices), bool))
+
+
 def clip(matrices, lower=LOWER, upper=UPPER) -> Clipped:
     matrices = jnp.asarray(matrices, jnp.float32)
     return compiled(matrices, *bands(len(matrices), lower, upper))
@@ -110,6 +115,22 @@ def test_one_difficult_matrix_leaves_the_others_alone():
         assert together.num_clipped[index] == alone.num_clipped[index]
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("values", [np.geomspace(2.0, 0.5, COLUMNS), np.geomspace(2.0, 1e-5, COLUMNS)])
+def test_what_is_not_finite_or_not_active_is_left_alone_and_others_are_not(values, bad):
+    matrices = jnp.asarray(prescribed(values), jnp.float32)
+    alone = clip(matrices)
+    batch = batch_of(matrices.at[0, 3, 2].set(bad))
+    batch = batch._replace(is_active=jnp.array([True, True, False]), upper=batch.upper.at[2].set(jnp.nan))
+    together = jax.jit(clip_by_products)(batch)
+    assert list(together.is_skipped) == [True, False, True]
+    assert not any(together.is_missed)
+    assert list(together.is_exact) == [False, bool(alone.is_exact[1]), False]
+    np.testing.assert_array_equal(together.matrices[1], alone.matrices[1])
+    for left in (0, 2):
+        np.testing.assert_array_equal(together.matrices[left], batch.matrices[left])
+
+
 def ugly() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     gaussian = rng.standard_normal((BATCH, ROWS, COLUMNS))
@@ -169,14 +190,14 @@ def test_float64_to_its_own_digits():
     with jax.enable_x64(True):
         values = np.geomspace(2.0, 1e-3, COLUMNS)
         before, after = prescribed(values), prescribed(clipped(values))
-        result = clip_by_products(jnp.asarray(before), *bands(BATCH, dtype=jnp.float64))
+        result = clip_by_products(batch_of(before))
         np.testing.assert_allclose(result.matrices, after, rtol=0, atol=1e-12)
 
 
 def test_under_vmap_and_strict_promotion():
     matrices = jnp.asarray(prescribed(np.geomspace(2.0, 0.5, COLUMNS)), jnp.float32)
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-        one_by_one = jax.vmap(clip_by_products)(matrices[:, None], *(end[:, None] for end in bands(BATCH)))
+        one_by_one = jax.vmap(lambda matrix: clip_by_products(batch_of(matrix[None])))(matrices)
     np.testing.assert_allclose(one_by_one.matrices[:, 0], clip(matrices).matrices, rtol=0, atol=1e-6)
 
 
@@ -184,9 +205,8 @@ def test_under_shard_map():
     matrices = jnp.asarray(prescribed(np.geomspace(2.0, 0.01, COLUMNS))[:2], jnp.float32)
     mesh, spec = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,)), PartitionSpec("d")
     sharded = jax.jit(jax.shard_map(clip_by_products, mesh=mesh, in_specs=spec, out_specs=spec))
-    np.testing.assert_allclose(
-        sharded(matrices, *bands(2)).matrices, clip(matrices).matrices, rtol=0, atol=1e-6
-    )
+    actual = sharded(batch_of(matrices)).matrices
+    np.testing.assert_allclose(actual, clip(matrices).matrices, rtol=0, atol=1e-6)
 
 
 def split(x: jax.Array) -> list[jax.Array]:
@@ -230,7 +250,7 @@ def random_matrices(rng: np.random.Generator) -> np.ndarray:
 def test_the_bounds_hold_in_the_arithmetic_of_a_tpu(tpu_arithmetic):
     rng = np.random.default_rng(0)
     for matrices in [*map(np.float32, ugly().values()), *(random_matrices(rng) for _ in range(40))]:
-        result = tpu_arithmetic(jnp.asarray(matrices), *bands(BATCH))
+        result = tpu_arithmetic(batch_of(matrices))
         for before, after in zip(matrices, result.matrices, strict=True):
             assert_nearest(before, after)
         assert not any(result.is_missed)

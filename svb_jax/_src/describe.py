@@ -1,21 +1,14 @@
 """What would be bounded, and how it is read, before a step is taken."""
 
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-import jax
-import optax
-from jax.typing import ArrayLike
 
 from svb_jax._src.checks import check_bands
 from svb_jax._src.dimension_numbers import DimensionNumbers, Tree, axes_by_name, leaves_by_names
-from svb_jax._src.leaves import MatrixLeaf, matrix_leaves
-from svb_jax._src.masks import as_mask, check_patterns
+from svb_jax._src.leaves import Centre, MatrixLeaf, matrix_leaves
+from svb_jax._src.masks import check_patterns, hide
 from svb_jax._src.paths import NamedLeaf, named_leaves, value_by_path
 from svb_jax._src.tables import html_table, text_table
-
-Epsilon = ArrayLike | optax.Schedule
-Centre = float | Callable[[int, int], float]
+from svb_jax._src.transforms import Epsilon
 
 HEADER = ("leaf", "shape", "matrices", "out x in", "band", "axes, or why it is left alone")
 LEFT = (0, 1, 4, 5)
@@ -68,7 +61,7 @@ class Description(NamedTuple):
 
 def describe(
     params: Any,
-    epsilon: Epsilon | Mapping[str, Epsilon] = 0.5,
+    epsilon: Epsilon = 0.5,
     *,
     centre: Centre = 1.0,
     dimension_numbers: DimensionNumbers = None,
@@ -103,7 +96,7 @@ def describe(
     """
     bands = check_bands("describe", epsilon)
     check_patterns("describe's epsilon", bands, params)
-    shown = _hide(params, as_mask(where))
+    shown = hide(params, where)
     visible, tree = named_leaves(shown), leaves_by_names(shown)
     matrices = {visible[leaf.index].names: leaf for leaf in matrix_leaves(shown, dimension_numbers)}
     chosen = {leaf.names for leaf in visible}
@@ -115,13 +108,6 @@ def describe(
         return LeafDescription(leaf.label, leaf.shape, left_alone=reason)
 
     return Description(tuple(row(leaf) for leaf in named_leaves(params)))
-
-
-def _hide(params: Any, mask: Any) -> Any:
-    if mask is None:
-        return params
-    mask = mask(params) if callable(mask) and jax.tree_util.all_leaves([mask]) else mask
-    return jax.tree.map(lambda keep, part: part if keep else optax.MaskedNode(), mask, params)
 
 
 def _bounded_row(leaf: NamedLeaf, matrix: MatrixLeaf, epsilon: Any, centre: Centre) -> LeafDescription:

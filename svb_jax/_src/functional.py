@@ -1,5 +1,6 @@
-"""SVB and BBN without an optimizer: from parameters to bounded parameters."""
+"""SVB and BBN without an optimizer: parameters and matrices in, bounded ones out."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -11,18 +12,20 @@ from jax.typing import ArrayLike
 
 from svb_jax._src.batch_norm import bound_scales
 from svb_jax._src.checks import (
+    check_band,
     check_bands,
     check_choice,
     check_epsilon,
     check_not_negative,
     check_projection,
 )
-from svb_jax._src.clip import Method
+from svb_jax._src.clip import Method, clip_batches
+from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.distribute import AxisName
-from svb_jax._src.clip.matrix_functions import compute_dtype
+from svb_jax._src.clip.matrix_functions import compute_dtype, replicate, shard_like
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import Centre, matrix_leaves, project_leaves
-from svb_jax._src.masks import as_mask, check_patterns
+from svb_jax._src.masks import check_patterns, hide
 from svb_jax._src.paths import value_by_path
 from svb_jax._src.running_variances import Kind, Pairs, find_scales
 
@@ -132,6 +135,58 @@ def project_batch_norm(
     return _apply_where(bound, params, where)
 
 
+def clip_singular_values(
+    matrices: ArrayLike, lower: ArrayLike, upper: ArrayLike, *, method: Method = "auto"
+) -> jax.Array:
+    r"""Clip the singular values of every matrix to ``[lower, upper]``.
+
+    .. math::
+      U \Sigma V^\top \mapsto U \operatorname{clip}(\Sigma, \text{lower}, \text{upper}) V^\top,
+
+    the nearest such matrix in the Frobenius norm. Half types are projected in float32 and rounded once.
+    A matrix with non-finite entries comes back as it is, and so does one whose band is none: a traced end
+    that is not finite, or out of order.
+
+    The function can be differentiated in both modes, with respect to all three arguments. At an end of the
+    band, where the clip has a kink, the derivative is the one from inside.
+
+    Args:
+      matrices: shape ``(..., m, n)``, either side the longer.
+      lower: the band's lower end, not negative.
+      upper: the band's upper end, no less than ``lower``.
+      method: ``svd`` is exact for every matrix. ``gram`` decomposes the Gram matrix of the short side, which
+        is faster and as exact up to a condition number of about 10; it leaves vanished directions alone.
+        ``products`` uses matrix products only and is exact for every matrix. ``auto`` is the platform's best:
+        ``products`` on accelerators; on CPU ``gram`` where its own eigenvalues show that it is good, and
+        ``svd`` elsewhere.
+
+    Returns:
+      The projected matrices, in the shape and type of ``matrices``.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> svb_jax.clip_singular_values(jnp.diag(jnp.array([3.0, 1.0, 0.1])), 0.5, 2.0).round(4)
+      Array([[2. , 0. , 0. ],
+             [0. , 1. , 0. ],
+             [0. , 0. , 0.5]], dtype=float32)
+    """
+    matrices = jnp.asarray(matrices)
+    is_float = jnp.issubdtype(matrices.dtype, jnp.floating) and matrices.dtype.itemsize >= 2
+    if matrices.ndim < 2 or not is_float:
+        raise ValueError(
+            "clip_singular_values needs real floating-point matrices of 16 bits or more and of shape "
+            f"(..., m, n), got {matrices.dtype} of shape {matrices.shape}."
+        )
+    check_choice("clip_singular_values", "method", method, get_args(Method))
+    check_band("clip_singular_values", lower, upper)
+    dtype = compute_dtype(matrices.dtype)
+    count = math.prod(matrices.shape[:-2])
+    lower, upper = (jnp.broadcast_to(jnp.asarray(end, dtype), (count,)) for end in (lower, upper))
+    batch = replicate(matrices).astype(dtype).reshape(count, *matrices.shape[-2:])
+    [clipped] = clip_batches([Batch(batch, lower, upper, jnp.ones(count, bool))], method)
+    return shard_like(clipped.matrices.reshape(matrices.shape).astype(matrices.dtype), matrices)
+
+
 def _replace_leaves(
     params: Any, indices: list[int], bound: Callable[[list[jax.Array]], list[jax.Array]]
 ) -> Any:
@@ -145,14 +200,11 @@ def _replace_leaves(
 
 
 def _apply_where(bound: Callable[[Any], Any], params: Any, where: Any) -> Any:
-    where = as_mask(where)
     if where is None:
         return bound(params)
-    mask = where(params) if callable(where) else where
-    hidden = jax.tree.map(lambda m, part: part if m else optax.MaskedNode(), mask, params)
     return jax.tree.map(
         lambda new, old: old if isinstance(new, optax.MaskedNode) else new,
-        bound(hidden),
+        bound(hide(params, where)),
         params,
         is_leaf=lambda node: isinstance(node, optax.MaskedNode),
     )

@@ -20,6 +20,7 @@ from svb_jax._src.dimension_numbers import (
     MatrixAxes,
     by_name,
     check_input_channels,
+    merged_size,
     positive_axes,
     read_axes,
 )
@@ -52,12 +53,12 @@ class MatrixLeaf:
     @property
     def matrix_shape(self) -> tuple[int, int]:
         """Return one matrix's (reduction, output) size."""
-        return self._size(self.reduction), self._size(self.output) // self.groups
+        return merged_size(self.shape, self.reduction), merged_size(self.shape, self.output) // self.groups
 
     @property
     def count(self) -> int:
         """Return how many matrices the leaf holds."""
-        return self._size(self.batch) * self.groups
+        return merged_size(self.shape, self.batch) * self.groups
 
     def to_matrices(self, leaf: Array) -> Array:
         """Return the leaf, of JAX or of NumPy, as a batch (count, reduction, output)."""
@@ -90,10 +91,7 @@ class MatrixLeaf:
     @property
     def inverse_order(self) -> tuple[int, ...]:
         """Return what takes axes in :attr:`order` back to their places."""
-        return tuple(sorted(range(len(self.order)), key=self.order.__getitem__))
-
-    def _size(self, axes: tuple[int, ...]) -> int:
-        return math.prod(self.shape[a] for a in axes)
+        return tuple(np.argsort(self.order))
 
 
 def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> list[MatrixLeaf]:
@@ -215,7 +213,7 @@ def _read_leaf(index: int, named: NamedLeaf, axes: MatrixAxes) -> MatrixLeaf:
             f"got {leaf.dtype}."
         )
     batch = tuple(a for a in range(rank) if a not in reduction + output)
-    outputs = math.prod(leaf.shape[a] for a in output)
+    outputs = merged_size(leaf.shape, output)
     if axes.groups < 1 or outputs % axes.groups:
         raise ValueError(f"{label!r} has {outputs} outputs, which {axes.groups} groups do not divide.")
     return MatrixLeaf(index, named.path, label, leaf.shape, leaf.dtype, batch, reduction, output, axes.groups)

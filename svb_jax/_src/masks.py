@@ -100,6 +100,16 @@ def _is_boolean(leaf: Any) -> bool:
     return isinstance(leaf, bool) or (np.ndim(leaf) == 0 and getattr(leaf, "dtype", None) == np.bool_)
 
 
+def hide(params: Any, where: Any) -> Any:
+    """Return the parameters with what ``where`` does not select hidden, as ``optax.masked`` hides it."""
+    mask = as_mask(where)
+    if mask is None:
+        return params
+    if callable(mask) and jax.tree_util.all_leaves([mask]):
+        mask = mask(params)
+    return jax.tree.map(lambda is_chosen, part: part if is_chosen else optax.MaskedNode(), mask, params)
+
+
 def masked(init_fn: Any, update_fn: Any, where: Any) -> optax.GradientTransformationExtraArgs:
     """Return the transformation, kept to the leaves that ``where`` selects."""
     tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)

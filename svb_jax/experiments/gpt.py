@@ -85,7 +85,7 @@ class GPT(nn.Module):
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Return the features of characters and their positions."""
-        return self.characters(tokens) + self.positions(jnp.arange(tokens.shape[-1]))
+        return self.characters(tokens) + self.positions(jnp.arange(tokens.shape[-1]))[None]
 
     def decode(self, x: jax.Array) -> jax.Array:
         """Return the logits from the first features: the part of the network that matrices make up."""

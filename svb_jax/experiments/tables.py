@@ -55,7 +55,8 @@ def inline_html(text: str) -> str:
 def results_table(experiment: Experiment[Any], runs: Runs) -> Table:
     """The rows that were run, the paper's number beside ours.
 
-    Bold are those that are better than their baseline by a paired interval that excludes zero.
+    Bold are those that are better than their baseline by a paired interval that excludes zero. Intervals take
+    three seeds: two may agree by chance.
     """
     metric = experiment.metric
     header = [
@@ -144,13 +145,17 @@ def _result_row(experiment: Experiment[Any], runs: Runs, row: str) -> list[str]:
     return [
         f"`{row}`",
         *([str(experiment.paper[row]) if row in experiment.paper else "-"] if experiment.paper else []),
-        *_summary(metric, records, is_better=comparison is not None and comparison.high < 0),
+        *_summary(metric, records, is_better=comparison is not None and _is_better(comparison)),
         _comparison(metric, comparison),
         metric.show(min(_values(metric, records), default=None)),
         *(_mean_of(experiment, records, key) for key in experiment.columns.values()),
         str(len(records)),
         *([_time(experiment, runs, row)] if experiment.shows_times else []),
     ]
+
+
+def _is_better(comparison: Paired) -> bool:
+    return comparison.n >= FEWEST_SEEDS and comparison.high < 0
 
 
 def _summary(metric: Metric, records: Sequence[Record], is_better: bool) -> tuple[str, str]:
@@ -162,7 +167,7 @@ def _summary(metric: Metric, records: Sequence[Record], is_better: bool) -> tupl
     mean = metric.show(summary.mean)
     ours = mean if math.isnan(summary.std) else f"{mean} ± {metric.show(summary.std)}"
     interval = (
-        "-" if math.isnan(summary.low) else f"{metric.show(summary.low)} to {metric.show(summary.high)}"
+        "-" if summary.n < FEWEST_SEEDS else f"{metric.show(summary.low)} to {metric.show(summary.high)}"
     )
     return f"**{ours}**" if is_better else ours, interval
 
@@ -177,7 +182,7 @@ def _comparison(metric: Metric, comparison: Paired | None) -> str:
     if comparison is None:
         return "-"
     text = metric.show_difference(comparison.mean)
-    if not math.isnan(comparison.low):
+    if comparison.n >= FEWEST_SEEDS:
         text += f" ({metric.show_difference(comparison.low)} to {metric.show_difference(comparison.high)})"
     return f"{text}; {comparison.wins} of {comparison.n} better"
 

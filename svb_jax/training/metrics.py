@@ -64,6 +64,6 @@ def count_errors(logits: jax.Array, labels: jax.Array, mask: jax.Array | None = 
 def _rank(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return how many classes come before the right one, ties in the order of the classes."""
     right = jnp.take_along_axis(logits, labels[:, None], axis=1)
-    earlier = jnp.arange(logits.shape[1]) < labels[:, None]
+    earlier = jnp.arange(logits.shape[1])[None] < labels[:, None]
     # Not `logits > right`: a network that answers NaN would then be right about everything.
     return jnp.sum(~(logits <= right) | (earlier & (logits == right)), axis=1)

@@ -7,80 +7,30 @@ one after another (``cpu``). The platform is the one the program is compiled for
 """
 
 import functools
-import math
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import ArrayLike
 
-from svb_jax._src.checks import check_band, check_choice
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.batched import clip_batched, untouched
+from svb_jax._src.clip.batched import clip_active, clip_batched, untouched
 from svb_jax._src.clip.cpu import clip_sequentially
 from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
 from svb_jax._src.clip.gram import clip_by_gram
-from svb_jax._src.clip.matrix_functions import compute_dtype, replicate, shard_like
 from svb_jax._src.clip.products import clip_by_products
 from svb_jax._src.clip.svd import clip_by_svd
 from svb_jax._src.stats import Clipped
 
 Method = Literal["auto", "svd", "gram", "products"]
 
-ROUTES = {"auto": clip_by_products, "svd": clip_by_svd, "gram": clip_by_gram, "products": clip_by_products}
-
-
-def clip_singular_values(
-    matrices: ArrayLike, lower: ArrayLike, upper: ArrayLike, *, method: Method = "auto"
-) -> jax.Array:
-    r"""Clip the singular values of every matrix to ``[lower, upper]``.
-
-    .. math::
-      U \Sigma V^\top \mapsto U \operatorname{clip}(\Sigma, \text{lower}, \text{upper}) V^\top,
-
-    the nearest such matrix in the Frobenius norm. Half types are projected in float32 and rounded once.
-    A matrix with non-finite entries comes back as it is, and so does one whose band is none: a traced end
-    that is not finite, or out of order.
-
-    The function can be differentiated in both modes, with respect to all three arguments. At an end of the
-    band, where the clip has a kink, the derivative is the one from inside.
-
-    Args:
-      matrices: shape ``(..., m, n)``, either side the longer.
-      lower: the band's lower end, not negative.
-      upper: the band's upper end, no less than ``lower``.
-      method: ``svd`` is exact for every matrix. ``gram`` decomposes the Gram matrix of the short side, which
-        is faster and as exact up to a condition number of about 10; it leaves vanished directions alone.
-        ``products`` uses matrix products only and is exact for every matrix. ``auto`` is the platform's best:
-        ``products`` on accelerators; on CPU ``gram`` where its own eigenvalues show that it is good, and
-        ``svd`` elsewhere.
-
-    Returns:
-      The projected matrices, in the shape and type of ``matrices``.
-
-    Example:
-      >>> import jax.numpy as jnp, svb_jax
-      >>> svb_jax.clip_singular_values(jnp.diag(jnp.array([3.0, 1.0, 0.1])), 0.5, 2.0).round(4)
-      Array([[2. , 0. , 0. ],
-             [0. , 1. , 0. ],
-             [0. , 0. , 0.5]], dtype=float32)
-    """
-    matrices = jnp.asarray(matrices)
-    is_float = jnp.issubdtype(matrices.dtype, jnp.floating) and matrices.dtype.itemsize >= 2
-    if matrices.ndim < 2 or not is_float:
-        raise ValueError(
-            "clip_singular_values needs real floating-point matrices of 16 bits or more and of shape "
-            f"(..., m, n), got {matrices.dtype} of shape {matrices.shape}."
-        )
-    check_choice("clip_singular_values", "method", method, get_args(Method))
-    check_band("clip_singular_values", lower, upper)
-    dtype = compute_dtype(matrices.dtype)
-    count = math.prod(matrices.shape[:-2])
-    lower, upper = (jnp.broadcast_to(jnp.asarray(end, dtype), (count,)) for end in (lower, upper))
-    batch = replicate(matrices).astype(dtype).reshape(count, *matrices.shape[-2:])
-    [clipped] = clip_batches([Batch(batch, lower, upper, jnp.ones(count, bool))], method)
-    return shard_like(clipped.matrices.reshape(matrices.shape).astype(matrices.dtype), matrices)
+# The routes of a batch.
+ROUTES = {
+    "auto": clip_by_products,
+    "svd": functools.partial(clip_active, clip=clip_by_svd),
+    "gram": functools.partial(clip_active, clip=clip_by_gram),
+    "products": clip_by_products,
+}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -17,8 +17,8 @@ from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.matrix_functions import eye_like, is_tall, transpose
 from svb_jax._src.stats import Clipped
 
-# From finite, tall matrices (b, m, n) and the ends of their bands (b,) to the clipped matrices. A route that
-# takes padding is told, by the name num_rows, how many rows of each matrix are its own (b,).
+# From a batch of tall matrices to the clipped ones, with what is inactive or not finite left alone. A route
+# that takes padding is told, by the name num_rows, how many rows of each matrix are its own (b,).
 Route = Callable[..., Clipped]
 
 # How many times their own entries padded matrices may have, and up to how many entries it does not matter.
@@ -35,14 +35,14 @@ def clip_batched(batches: Sequence[Batch], route: Route, *, can_pad: bool, is_pa
       can_pad: whether the route takes padding: one that completes vanished directions must know of it.
       is_partial: whether there may be batches without any active matrix, which then cost nothing.
     """
-    clip = clip_if_any if is_partial else clip_active
     clipped: dict[int, Clipped] = {}
     for members in group_alike([batch.matrices for batch in batches], can_pad):
         chosen = [batches[index] for index in members]
         lengths = [max(each.matrices.shape[1:]) for each in chosen]
         num_rows = np.repeat(np.asarray(lengths, np.int32), [len(each.lower) for each in chosen])
-        padded = functools.partial(route, num_rows=num_rows) if len(set(lengths)) > 1 else route
-        clipped |= zip(members, split(clip(join(chosen), padded), chosen), strict=True)
+        clip = functools.partial(route, num_rows=num_rows) if len(set(lengths)) > 1 else route
+        clip = functools.partial(clip_if_any, route=clip) if is_partial else clip
+        clipped |= zip(members, split(clip(join(chosen)), chosen), strict=True)
     return [clipped[index] for index in range(len(batches))]
 
 
@@ -101,7 +101,7 @@ def _from_tall(tall: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 def clip_if_any(batch: Batch, route: Route) -> Clipped:
     """Clip the active matrices of a batch if it has any."""
-    return lax.cond(jnp.any(batch.is_active), lambda batch: clip_active(batch, route), untouched, batch)
+    return lax.cond(jnp.any(batch.is_active), route, untouched, batch)
 
 
 def untouched(batch: Batch) -> Clipped:
@@ -118,13 +118,18 @@ def nothing_seen(matrices: jax.Array) -> Clipped:
     return Clipped(matrices, zeros, zeros, zeros.astype(jnp.int32), no, no, no)
 
 
-def clip_active(batch: Batch, route: Route) -> Clipped:
-    """Clip the active, finite matrices of a batch; the others come back as they are."""
+def clip_active(batch: Batch, clip: Callable[..., Clipped]) -> Clipped:
+    """Clip the active, finite matrices of a batch by ``clip``, which takes no others.
+
+    Args:
+      batch: the matrices.
+      clip: from finite matrices and the ends of their bands to the clipped matrices.
+    """
     matrices, lower, upper, is_active = batch
     is_active &= jnp.all(jnp.isfinite(matrices), axis=(1, 2))
     chosen = is_active[:, None, None]
-    # A stand-in that no route finds difficult: one bad matrix must not send its whole batch on a slow path.
-    clipped = route(
+    # A stand-in that is never difficult: one bad matrix must not send its whole batch on a slow path.
+    clipped = clip(
         jnp.where(chosen, matrices, eye_like(matrices)),
         jnp.where(is_active, lower, 1),
         jnp.where(is_active, upper, 1),

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from svb_jax._src.clip import Method, with_sound_band
 from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
 from svb_jax._src.clip.exchange import ShardedBatch, clip_sharded
+from svb_jax._src.clip.in_place import clip_in_place, is_too_large
 from svb_jax._src.clip.shard_layout import Layout, Names
 from svb_jax._src.paths import named_leaves
 from svb_jax._src.stats import Clipped
@@ -141,8 +142,16 @@ def clip_over_mesh(
     known = [_sharding(*each, mesh) for each in zip(values, shardings, strict=True)]
     specs = tuple(_spec(*each) for each in zip(leaves, known, strict=True))
     values = [_lay(*each, mesh) for each in zip(values, specs, strict=True)]
+    names = [_names(*each) for each in zip(leaves, specs, strict=True)]
+    in_place = [index for index, leaf in enumerate(leaves) if is_too_large(leaf, names[index], method)]
+    moved = [index for index in range(len(leaves)) if index not in in_place]
     # Of arrays, not numbers: each epsilon is an argument of the program, so that calls share it.
-    clipped, seen = _mapped(tuple(leaves), method, mesh, specs)(values, list(bands))
+    mapped = _mapped(tuple(leaves[i] for i in moved), method, mesh, tuple(specs[i] for i in moved))
+    pairs = zip(*mapped([values[i] for i in moved], [bands[i] for i in moved]), strict=True)
+    results = dict(zip(moved, pairs, strict=True))
+    for index in in_place:
+        results[index] = clip_in_place(leaves[index], values[index], bands[index], names[index], mesh)
+    clipped, seen = zip(*(results[index] for index in range(len(leaves))), strict=True)
     clipped = [_lay_back(*each, mesh) for each in zip(clipped, values, known, strict=True)]
     return clipped, [Clipped(value, *figures) for value, figures in zip(clipped, seen, strict=True)]
 

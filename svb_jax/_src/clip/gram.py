@@ -1,4 +1,4 @@
-"""Clipping by the eigendecomposition of the Gram matrix, G = WᵀW over the long side.
+"""Clipping by the eigendecomposition of the Gram matrix, G = WᵀW of a tall W.
 
 With G = Q Λ Qᵀ the singular values are √Λ and the nearest matrix in the band is W Q diag(clip(√λ)/√λ) Qᵀ.
 Squaring loses eps · condition² of the smallest singular values: up to ONE_PASS_CONDITION that is no more than
@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, transpose
+from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
 from svb_jax._src.clip.units import gram_matrix, power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
@@ -46,7 +46,7 @@ class GramSpectrum(NamedTuple):
         return self.eigenvalues <= eps * num_values * self.eigenvalues[..., -1:]
 
     def smallest(self, padding: ArrayLike = 0) -> jax.Array:
-        """Return the smallest singular value but those of ``padding`` zero rows or columns."""
+        """Return the smallest singular value but those of ``padding`` zero columns."""
         return lax.dynamic_index_in_dim(
             self.values, padding, axis=-1, keepdims=False, allow_negative_indices=False
         )
@@ -67,7 +67,7 @@ class GramSpectrum(NamedTuple):
 
 
 def decompose(matrices: jax.Array) -> GramSpectrum:
-    """Return the spectrum of finite matrices (..., m, n)."""
+    """Return the spectrum of finite, tall matrices (..., m, n)."""
     unit = power_of_two(matrices)
     return decompose_gram(gram_matrix(matrices / unit[..., None, None]), unit)
 
@@ -92,12 +92,11 @@ def clip_once(matrices: jax.Array, spectrum: GramSpectrum, lower: jax.Array, upp
     correction = matmul(spectrum.vectors * (factor - additive)[..., None, :], transpose(spectrum.vectors))
     # Added to the small matrix, not to the product: one pass less over the whole of W.
     correction += additive[..., None] * eye_like(correction)
-    scaled = matrices / unit[..., None]
-    return matmul(scaled, correction) if is_tall(matrices) else matmul(correction, scaled)
+    return matmul(matrices / unit[..., None], correction)
 
 
 def clip_by_gram(matrices: jax.Array, lower: jax.Array, upper: jax.Array) -> Clipped:
-    """Clip the singular values of finite matrices (b, m, n); the band's ends are (b,)."""
+    """Clip the singular values of finite, tall matrices (b, m, n); the band's ends are (b,)."""
     spectrum = decompose(matrices)
     clipped = clip_once(matrices, spectrum, lower, upper)
 

@@ -65,8 +65,9 @@ def is_tall(matrices: jax.Array) -> bool:
 
 
 def eye_like(matrices: jax.Array) -> jax.Array:
-    """Return the identity, or what is nearest to it, for each matrix of a batch."""
-    return jnp.broadcast_to(jnp.eye(*matrices.shape[-2:], dtype=matrices.dtype), matrices.shape)
+    """Return the identity, or what is nearest to it, of the matrices' size: one for all of a batch."""
+    eye = jnp.eye(*matrices.shape[-2:], dtype=matrices.dtype)
+    return jnp.expand_dims(eye, range(matrices.ndim - 2))
 
 
 def symmetric(matrices: jax.Array) -> jax.Array:
@@ -75,7 +76,7 @@ def symmetric(matrices: jax.Array) -> jax.Array:
 
 
 def times(matrices: jax.Array, factors: jax.Array) -> jax.Array:
-    """Multiply each matrix of a batch by a number of its own."""
+    """Multiply each matrix of a batch, or one matrix, by a number for each."""
     return matrices * factors[:, None, None]
 
 
@@ -164,9 +165,8 @@ def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array,
         gram = matmul(transpose(x), x)
         return times(x, a) + matmul(x, times(gram, b)), gram, low, high
 
-    # Times ones that vary over the devices as the matrices do, as shard_map requires.
-    ones = jnp.ones_like(least)
-    state = matrices, times(eye_like(matrices), ones), least, ones
+    # No Gram matrix is needed before the first step, and the matrices are at hand.
+    state = matrices, matrices, least, jnp.ones_like(least)
     with jax.named_scope("orthogonal_factor"):
         x, gram, _, _ = lax.while_loop(is_running, step, state)
     return x, gram

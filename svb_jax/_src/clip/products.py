@@ -24,6 +24,8 @@ All of it is one loop of passes with two products of tall matrices each, XᵀW o
 longer over each product than devices. The first pass is the last where all matrices are well-conditioned.
 """
 
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -31,6 +33,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
+from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.batched import nothing_seen
 from svb_jax._src.clip.matrix_functions import (
     InverseRoot,
@@ -102,16 +105,49 @@ class Spectrum(NamedTuple):
     root: InverseRoot
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which rows of each matrix are at hand: all its own, or those of one device of a mesh.
+
+    Attributes:
+      num_own: (b,) or for all, how many rows a matrix has in all, above rows of zeros.
+      axis_names: the mesh's axes that split the rows.
+    """
+
+    num_own: ArrayLike
+    axis_names: tuple[str, ...]
+
+    def sum(self, of_rows: jax.Array) -> jax.Array:
+        """Return the sum over all rows from that over the rows at hand."""
+        return lax.psum(of_rows, self.axis_names) if self.axis_names else of_rows
+
+    def max(self, of_rows: jax.Array) -> jax.Array:
+        """Return the maximum over all rows from that over the rows at hand; of NaN, infinity."""
+        # Devices do not agree on the larger of a number and NaN.
+        of_rows = jnp.where(jnp.isnan(of_rows), jnp.inf, of_rows)
+        return lax.pmax(of_rows, self.axis_names) if self.axis_names else of_rows
+
+    def noise(self, like: jax.Array) -> jax.Array:
+        """Return a matrix of noise for each of these, of norm about 1, with none in rows of zeros."""
+        shape, num_parts = like.shape[1:], math.prod(map(lax.axis_size, self.axis_names))
+        row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        row += lax.axis_index(self.axis_names) * shape[0] if self.axis_names else 0
+        hashed = jnp.sin(12.9898 * row.astype(like.dtype) + 78.233 * column.astype(like.dtype)) * 43758.5453
+        size = 3 / ((num_parts * shape[0]) ** 0.5 + shape[1] ** 0.5)
+        noise = (hashed - jnp.floor(hashed) - 0.5)[None] * size
+        # Vanished directions would end there.
+        return jnp.where(row[None] < jnp.reshape(self.num_own, (-1, 1, 1)), noise, 0)
+
+
 def clip_by_products(
-    matrices: jax.Array, lower: jax.Array, upper: jax.Array, num_rows: ArrayLike | None = None
+    batch: Batch, num_rows: ArrayLike | None = None, axis_names: tuple[str, ...] = ()
 ) -> Clipped:
-    """Clip the singular values of finite, tall matrices of any rank and size, each to a band of its own.
+    """Clip the singular values of tall matrices of any rank and size, but for inactive and non-finite ones.
 
     Args:
-      matrices: (b, m, n) with m ≥ n, in float32 or float64.
-      lower: (b,), the lower ends of the bands.
-      upper: (b,), the upper ends.
-      num_rows: (b,), how many rows of each matrix are its own, above rows of zeros; all if not given.
+      batch: the matrices (b, m, n) with m ≥ n, and their bands.
+      num_rows: (b,) or for all, how many rows of a matrix are its own, above rows of zeros; all if not given.
+      axis_names: of a surrounding ``shard_map``, the axes that split the rows of each matrix.
 
     Returns:
       The clipped matrices and what was seen of them. The extreme singular values are Rayleigh quotients,
@@ -121,29 +157,24 @@ def clip_by_products(
     def is_running(state: State) -> jax.Array:
         return (state.purpose != DONE) & (state.num_passes < MAX_PASSES)
 
-    # Noise in the padding would let vanished directions end there.
-    rows = jnp.arange(matrices.shape[1])[None]
-    is_own = None if num_rows is None else rows < jnp.asarray(num_rows)[:, None]
+    rows = Rows(batch.matrices.shape[1] if num_rows is None else num_rows, axis_names)
+    # Any band will do for what is left alone, if only it is one.
+    lower, upper = (jnp.where(batch.is_active, end, 1) for end in (batch.lower, batch.upper))
 
     def run_pass(state: State) -> State:
-        return _run_pass(state, lower, upper, is_own)
+        return _run_pass(state, lower, upper, rows)
 
     with jax.named_scope("passes"):
-        return lax.while_loop(is_running, run_pass, _start(matrices)).clipped
+        return lax.while_loop(is_running, run_pass, _start(batch)).clipped
 
 
-def _start(matrices: jax.Array) -> State:
-    seen = nothing_seen(matrices)
+def _start(batch: Batch) -> State:
+    seen = nothing_seen(batch.matrices)
     zero, zeros = jnp.sum(seen.num_clipped, dtype=jnp.int32), seen.smallest
-    clipped = seen._replace(is_missed=~seen.is_missed)
-    return State(zero + GRAM, zero, matrices, zeros + 1, zeros, zeros, clipped)
-
-
-def _normalise(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return matrices of entries up to 1, and the square root of their unit."""
-    largest_entry = jnp.max(jnp.abs(matrices), axis=(1, 2))
-    root_unit = jnp.sqrt(jnp.maximum(largest_entry, jnp.finfo(matrices.dtype).tiny))
-    return _in_units(matrices, root_unit[:, None, None]), root_unit
+    # Joined with what is false, for the matrices' varying-axes type, as shard_map requires.
+    is_active = batch.is_active | seen.is_missed
+    clipped = seen._replace(is_missed=is_active, is_skipped=~is_active)
+    return State(zero + GRAM, zero, batch.matrices, zeros + 1, zeros, zeros, clipped)
 
 
 def _in_units(values: jax.Array, root_unit: jax.Array) -> jax.Array:
@@ -156,12 +187,14 @@ def _out_of_units(values: jax.Array, root_unit: jax.Array) -> jax.Array:
     return jnp.clip(values * root_unit * root_unit, -limit, limit)
 
 
-def _run_pass(state: State, lower: jax.Array, upper: jax.Array, is_own: jax.Array | None) -> State:
+def _run_pass(state: State, lower: jax.Array, upper: jax.Array, rows: Rows) -> State:
     x, is_approach = state.iterate, state.purpose == APPROACH
     scaled = _in_units(state.clipped.matrices, state.root_unit[:, None, None])
-    gram = symmetric(matmul(transpose(x), jnp.where(state.purpose == FACTOR, scaled, x)))
-    # Squares of huge matrices in their own units, which count as uncertain.
+    gram = symmetric(rows.sum(matmul(transpose(x), jnp.where(state.purpose == FACTOR, scaled, x))))
+    # Squares of huge matrices in their own units, or of non-finite ones, which count as uncertain.
     gram = jnp.clip(jnp.where(jnp.isnan(gram), 0, gram), -10 * LARGEST_GRAM, 10 * LARGEST_GRAM)
+    # What is not to be clipped must not send its batch on a longer way.
+    gram = jnp.where(state.clipped.is_missed[:, None, None], gram, eye_like(gram))
     spectrum = _take_roots(gram, state)
     small = state._replace(iterate=lower, clipped=state.clipped._replace(matrices=lower))
     with jax.named_scope("approach"):
@@ -179,7 +212,7 @@ def _run_pass(state: State, lower: jax.Array, upper: jax.Array, is_own: jax.Arra
     state = small._replace(iterate=moved, clipped=small.clipped._replace(matrices=matrices))
     is_renewed = ~is_approach & (state.purpose != DONE)
     with jax.named_scope("renewal"):
-        return lax.cond(is_renewed, lambda state: _renew_iterate(state, is_own), lambda state: state, state)
+        return lax.cond(is_renewed, lambda state: _renew_iterate(state, rows), lambda state: state, state)
 
 
 def _take_roots(gram: jax.Array, state: State) -> Spectrum:
@@ -199,9 +232,8 @@ def _take_roots(gram: jax.Array, state: State) -> Spectrum:
 def _approach(state: State, spectrum: Spectrum) -> State:
     """Return the interval of X's singular values after a pass nearer to the factor, and what comes next."""
     residual = frobenius_norm(spectrum.matrices - eye_like(spectrum.matrices))
-    # Only the last steps leave values alone that are 1 already.
-    is_late = state.low > 0.9
-    is_near = is_late & (residual < FACTOR_RESIDUAL) | ~state.clipped.is_missed
+    # Only the last steps, of short intervals, leave values alone that are 1 already.
+    is_near = (state.low > 0.9) & (residual < FACTOR_RESIDUAL) | ~state.clipped.is_missed
     # Where values are still small that should all be 1, they were smaller than the first interval: once more.
     is_again = ~is_near & is_at_one(state.low)
     return state._replace(
@@ -216,16 +248,24 @@ def _least(dtype: jnp.dtype) -> float:
     return float(jnp.finfo(dtype).eps) / 100
 
 
-def _renew_iterate(state: State, is_own: jax.Array | None) -> State:
+def _renew_iterate(state: State, rows: Rows) -> State:
     """Start anew from the matrices: as they are for their Gram matrix, with some noise for their factor."""
-    iterate, root_unit = _normalise(state.clipped.matrices)
-    norm = frobenius_norm(iterate)
-    eps = jnp.finfo(norm.dtype).eps
-    noise = eps * _noise(iterate.shape[1:], iterate.dtype)[None]
-    noise = noise if is_own is None else jnp.where(is_own[:, :, None], noise, 0)
+    matrices = state.clipped.matrices
+    # Units in which entries are at most 1.
+    largest_entry = rows.max(jnp.max(jnp.abs(matrices), axis=(1, 2)))
+    root_unit = jnp.sqrt(jnp.maximum(largest_entry, jnp.finfo(matrices.dtype).tiny))
+    iterate = _in_units(matrices, root_unit[:, None, None])
+    # Only now is it asked which are finite: matrices that a Gram matrix is good for show that they are.
+    is_finite = jnp.isfinite(root_unit)
+    seen = state.clipped._replace(
+        is_missed=state.clipped.is_missed & is_finite, is_skipped=state.clipped.is_skipped | ~is_finite
+    )
+    norm = jnp.sqrt(rows.sum(jnp.sum(iterate * iterate, axis=(1, 2))))
+    noise = jnp.finfo(norm.dtype).eps * rows.noise(iterate)
     noisy = times(iterate, 1 / jnp.where(norm > 0, norm, 1)) + noise
     iterate = jnp.where(state.purpose == APPROACH, noisy, iterate)
-    return state._replace(iterate=iterate, root_unit=root_unit)
+    purpose = jnp.where(jnp.any(seen.is_missed), state.purpose, DONE)
+    return state._replace(purpose=purpose, iterate=iterate, root_unit=root_unit, clipped=seen)
 
 
 def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) -> tuple[jax.Array, State]:
@@ -237,13 +277,12 @@ def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) 
         return jnp.where(is_gram, jnp.sqrt(values), values)
 
     bound, largest = of_root(spectrum.bound), of_root(spectrum.largest)
+    # H is G R, or already at hand.
     root = jnp.where(is_gram, times(spectrum.root.root, 1 / bound), eye)
-    h = jnp.where(is_gram, symmetric(matmul(small, root)), small)
-    unit = state.root_unit
     # No larger than makes a difference, so that no digits are lost to them.
-    lower = jnp.minimum(_in_units(lower, unit), 2.0**60)
-    upper = jnp.minimum(_in_units(upper, unit), jnp.maximum(lower, 1.1 * bound))
-    side, outside, num_outside = _outside(h, lower, upper, bound)
+    lower = jnp.minimum(_in_units(lower, state.root_unit), 2.0**60)
+    upper = jnp.minimum(_in_units(upper, state.root_unit), jnp.maximum(lower, 1.1 * bound))
+    h, side, outside, num_outside = _outside(small, root, lower, upper, bound)
     ends = times(eye, (upper + lower) / 2) + times(side, (upper - lower) / 2)
     # Not R P (T − H), which would multiply the rounding errors of large H.
     right = symmetric(matmul(outside, matmul(ends, root) - jnp.where(is_gram, eye, h)))
@@ -258,8 +297,8 @@ def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) 
     is_first = jnp.where(is_gram, state.num_passes == 0, seen.is_missed & ~seen.is_exact)
     is_missed &= seen.is_missed
     seen = seen._replace(
-        smallest=jnp.where(is_first, _out_of_units(smallest, unit), seen.smallest),
-        largest=jnp.where(is_first, _out_of_units(largest, unit), seen.largest),
+        smallest=jnp.where(is_first, _out_of_units(smallest, state.root_unit), seen.smallest),
+        largest=jnp.where(is_first, _out_of_units(largest, state.root_unit), seen.largest),
         num_clipped=jnp.where(is_first, num_outside, seen.num_clipped),
         is_exact=seen.is_exact | (seen.is_missed & ~is_gram),
         is_missed=is_missed,
@@ -289,36 +328,32 @@ def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[ja
 
 
 def _outside(
-    x: jax.Array, lower: jax.Array, upper: jax.Array, bound: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return on which side of a band's centre eigenvalues are, valid outside the band; P; and P's rank.
+    small: jax.Array, root: jax.Array, lower: jax.Array, upper: jax.Array, bound: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Return H; on which side of the band's centre its eigenvalues are, valid outside the band; P; P's rank.
 
     Args:
-      x: a batch of symmetric matrices of eigenvalues from 0 to ``bound``.
+      small: a batch of symmetric matrices.
+      root: by what to multiply them to have H, of eigenvalues from 0 to ``bound``.
       lower: the lower ends of the bands.
       upper: the upper ends.
       bound: the largest eigenvalue at most.
     """
     centre, size, radius, reach, first, second = sign_units(lower, upper, bound)
-    eye = eye_like(x)
-    x = times(x - times(eye, centre), 1 / size)
+    eye = eye_like(small)
 
     def take_sign(stage: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        distance, resolved, _, last, _ = state
-        sign, square = orthogonal_factor(distance, resolved)
-        distance = matmul(sign, x) - times(eye, radius)
-        return times(distance, 1 / reach), second, last, sign, square
+        left, right, h, _ = state
+        is_first = stage == 0
+        product = matmul(left, right)
+        shifted = product - times(eye, jnp.where(is_first, centre, radius))
+        x = times(shifted, 1 / jnp.where(is_first, size, reach))
+        sign, square = orthogonal_factor(x, jnp.where(is_first, first, second))
+        return sign, jnp.where(is_first, x, left), jnp.where(is_first, product, h), square
 
-    # The sign of X, then that of |X| - r: a loop, since a compiler would take as long again over the second.
-    _, _, side, sign, square = lax.fori_loop(0, 2, take_sign, (x, first, x, x, x))
+    # The sign of X, from H, then that of |X| − r, from sign(X) X. In a loop: compilers would take twice as
+    # long over two.
+    sign, side, h, square = lax.fori_loop(0, 2, take_sign, (small, root, small, small))
     # Of a sign s, (s³ + s⁴) / 2 is 1 for 1, and 0 for -1 and for what is small: unresolved.
     rank = jnp.sum((sign + square) * square, axis=(1, 2)) / 2
-    return side, (eye + sign) / 2, jnp.round(rank).astype(jnp.int32)
-
-
-def _noise(shape: tuple[int, ...], dtype: jnp.dtype) -> jax.Array:
-    """Return a matrix of noise, of norm about 1."""
-    row = lax.broadcasted_iota(dtype, shape, 0)
-    column = lax.broadcasted_iota(dtype, shape, 1)
-    hashed = jnp.sin(12.9898 * row + 78.233 * column) * 43758.5453
-    return (hashed - jnp.floor(hashed) - 0.5) * (3 / (shape[0] ** 0.5 + shape[1] ** 0.5))
+    return h, side, (eye + sign) / 2, jnp.round(rank).astype(jnp.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, is_tall, matmul, transpose
+from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
 from svb_jax._src.clip.units import power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
@@ -13,13 +13,13 @@ LARGEST_CONDITION_TO_CHANGE = 100.0
 
 
 def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding: ArrayLike = 0) -> Clipped:
-    """Clip the singular values of finite matrices.
+    """Clip the singular values of finite, tall matrices.
 
     Args:
-      matrices: (..., m, n).
+      matrices: (..., m, n) with m ≥ n.
       lower: (...), the band's lower end.
       upper: (...), the band's upper end.
-      padding: how many zero columns or rows of the short side do not count in the statistics.
+      padding: how many zero columns do not count in the statistics.
     """
     unit = power_of_two(matrices)
     u, s, vt = jnp.linalg.svd(matrices / unit[..., None, None], full_matrices=False)
@@ -34,7 +34,7 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
     correction = clipped - jnp.where(is_change, values, 0)
     # The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show.
     inner = matmul(_to_orthonormal(u) * correction[..., None, :], _to_orthonormal(transpose(vt)))
-    change = matmul(u, matmul(inner, vt)) if is_tall(matrices) else matmul(matmul(u, inner), vt)
+    change = matmul(u, matmul(inner, vt))
     is_own = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1) < num_values
     is_outside = ((values < lower[..., None]) | (values > upper[..., None])) & is_own
     return Clipped(

@@ -2,15 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import is_tall, matmul, transpose
+from svb_jax._src.clip.matrix_functions import matmul, transpose
 
 
 def gram_matrix(matrices: jax.Array) -> jax.Array:
-    """Return the product of each matrix with itself over its long side."""
-    transposed = transpose(matrices)
-    return matmul(transposed, matrices) if is_tall(matrices) else matmul(matrices, transposed)
+    """Return WᵀW for each matrix W."""
+    return matmul(transpose(matrices), matrices)
 
 
 def power_of_two(matrices: jax.Array) -> jax.Array:
@@ -18,11 +18,14 @@ def power_of_two(matrices: jax.Array) -> jax.Array:
 
     Divided by it, exactly, even matrices at the ends of their type's range have a finite Gram matrix.
     """
-    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), initial=0)
-    _, exponent = jnp.frexp(jnp.where(largest > 0, largest, 1))
+    info = jnp.finfo(matrices.dtype)
     # Its reciprocal must be a normal number too: XLA multiplies by it instead of dividing.
-    limit = -jnp.finfo(matrices.dtype).minexp
-    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(exponent - 1, -limit, limit))
+    limit = 2.0**-info.minexp
+    largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), initial=0)
+    largest = jnp.clip(jnp.where(largest > 0, largest, 1), 1 / limit, limit)
+    # A positive number without its mantissa: less to compile than frexp and ldexp.
+    bits = lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
+    return lax.bitcast_convert_type(bits & -(1 << info.nmant), matrices.dtype)
 
 
 def times_unit(values: jax.Array, unit: ArrayLike) -> jax.Array:
