@@ -1,13 +1,18 @@
 """``svb compile``: the training step of a row, planned by shapes alone."""
 
 import importlib.util
+import re
+from dataclasses import replace
 
 import jax
 import pytest
 
 from svb_jax.ahead_of_time import compile_plan, find_target
+from svb_jax.experiments import table1
 from svb_jax.experiments.__main__ import main
 from svb_jax.experiments.compiling import lower_step, plan_table
+from svb_jax.experiments.listing import List
+from svb_jax.experiments.plans import load_plan, plan_path, save_plan
 from svb_jax.training.config import TrainConfig
 
 SMALL = TrainConfig(
@@ -26,6 +31,34 @@ def test_the_step_of_a_run_is_planned_without_data(capsys):
     assert "table1/small on h100-1" in printed
     assert "fits: 0." in printed
     assert "of 84.94 GB" in printed
+
+
+def test_a_recorded_plan_shows_in_the_costs_of_all_rows_with_its_program(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan, _ = compile_plan(lambda: lower_step(SMALL, jax.devices()[:1]), chips=1)
+    target = replace(find_target("v5e-8"), clock_hz=1e9)
+    # Of another machine than the one it was compiled for: an hour is 3.6e12 of its cycles.
+    steps = table1.ROWS["svb+bbn"].epochs * 391
+    plan = replace(plan, cycles_idle=36e12 / steps, temp_bytes=3_000_000_000)
+    save_plan("table1/svb+bbn", table1.ROWS["svb+bbn"], target, plan)
+    other_band = replace(table1.ROWS["svb+bbn"], svb_epsilon=0.1)
+    assert load_plan(other_band, "v5e-8") == load_plan(table1.ROWS["svb+bbn"], "v5e-8")
+    assert load_plan(table1.ROWS["svb"], "v5e-8") is None
+
+    List(names=("table1",), costs=True).run()
+    by_row = {
+        line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if "/" in line
+    }
+    assert by_row["table1/svb+bbn"][-2:] == ["3.00", "10"]
+    assert by_row["table1/svb"][-2:] == ["-", "-"]
+
+
+def test_a_damaged_plan_is_named(tmp_path):
+    path = plan_path(SMALL, "v5e-8", tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=re.escape(f"got {path}")):
+        load_plan(SMALL, "v5e-8", tmp_path)
 
 
 def test_chips_must_divide_the_batch():

@@ -1,10 +1,12 @@
 """``svb compile``: whether a row's training step fits an accelerator, and what it costs there.
 
-svb compile table1/svb+bbn --target v5e-8    # needs the TPU's compiler: pip install libtpu
+svb compile table1/svb+bbn --target v5e-8             # needs the TPU's compiler: pip install libtpu
+svb compile table1/svb+bbn --target v5e-8 --record    # for the columns of svb list --costs
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -20,6 +22,8 @@ from svb_jax import models
 from svb_jax.ahead_of_time import Plan, Target, compile_plan, find_target, well_conditioned
 from svb_jax.experiments import catalogue
 from svb_jax.experiments.listing import CLASSES, IMAGES
+from svb_jax.experiments.plans import save_plan, step_seconds
+from svb_jax.experiments.record import RESULTS
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.feed import STREAMED
 from svb_jax.training.optimizer import Span, hyperparameters, make_optimizer
@@ -44,6 +48,10 @@ class Compile:
     """Images per step over all chips; the row's own if not given."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """The compute type; the row's own if not given."""
+    record: bool = False
+    """Keep the compiler's figures, for the columns of `list --costs`."""
+    results: Path = RESULTS
+    """Where they are kept."""
 
     def run(self) -> int:
         """Compile and print; the exit code is 1 where the step does not fit."""
@@ -60,6 +68,8 @@ class Compile:
             print(f"{self.name} does not fit {target.name}: {str(error).splitlines()[0]}")
             return 1
         Console().print(plan_table(self.name, config, target, plan))
+        if self.record:
+            print(f"Recorded in {save_plan(self.name, config, target, plan, self.results)}.")
         return 0 if plan.planned_bytes <= target.memory_bytes else 1
 
     def _config(self) -> TrainConfig:
@@ -130,8 +140,7 @@ def plan_table(name: str, config: TrainConfig, target: Target, plan: Plan) -> Ta
             "cycles of a projecting step, well-conditioned",
             f"{least:,.0f}" + (f" to {most:,.0f}" if most > least else ""),
         )
-        if target.clock_hz:
-            seconds = plan.cycles_idle / target.clock_hz
+        if (seconds := step_seconds(plan, target)) is not None:
             hours = seconds * _span(config).total_steps / 3600
             # The estimate knows no waiting: for the host, for memory that others use, for other chips.
             table.add_row(

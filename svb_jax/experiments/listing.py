@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from svb_jax import models
+from svb_jax.ahead_of_time import find_target
 from svb_jax.experiments import catalogue
 from svb_jax.experiments.experiment import Experiment
+from svb_jax.experiments.plans import load_plan
 from svb_jax.experiments.program import command
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.sampling import steps_per_epoch
@@ -63,15 +65,20 @@ class List:
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
     """Experiments whose rows to list."""
     costs: bool = False
-    """Print the parameters, steps and multiply-adds of every row at full scale."""
+    """Print what every row costs at full scale: parameters, steps, operations, memory and time."""
+    target: str = "v5e-8"
+    """The accelerator whose memory and time to print, where `compile --record` has planned for it."""
 
     def run(self) -> None:
         """Print a table of experiments, or of rows."""
         chosen = [catalogue.find(name)[0] for name in self.names] or list(catalogue.EXPERIMENTS.values())
         console = Console()
         if self.costs:
-            console.print(costs_table(chosen))
-            console.print("Multiply-adds of one image's way forward, PFLOP of the whole training.")
+            console.print(costs_table(chosen, find_target(self.target).name))
+            compiling = f"{command('compile')} NAME/ROW --target {self.target} --record"
+            console.print("PFLOP: of the whole training, counted.")
+            console.print(f"GB: memory a chip; hours: at least. Both by the compiler for {self.target}.")
+            console.print(f"{compiling} adds a row's.", markup=False)
         elif self.names:
             for experiment in chosen:
                 console.print(rows_table(experiment))
@@ -103,25 +110,36 @@ def rows_table(experiment: Experiment[Any]) -> Table:
     return table
 
 
-def costs_table(experiments: list[Experiment[Any]]) -> Table:
-    """What every row costs at full scale."""
+def costs_table(experiments: list[Experiment[Any]], target: str) -> Table:
+    """What every row costs at full scale, and on a target for which it was compiled."""
     # No lines and little room between columns: the longest row's name must fit a terminal of 80.
-    table = Table("row", "parameters", "steps", "multiply-adds", "PFLOP", box=None, padding=(0, 1, 0, 0))
+    columns = ("row", "parameters", "steps", "PFLOP", "GB", "hours")
+    table = Table(*columns, box=None, padding=(0, 1, 0, 0))
     for experiment in experiments:
         for row, config in experiment.rows.items():
-            if not isinstance(config, TrainConfig):
-                table.add_row(f"{experiment.name}/{row}", "-", f"{config.steps:,}", "-", "-")
-                continue
-            counted = cost(config)
-            table.add_row(
-                f"{experiment.name}/{row}",
-                f"{counted.parameters / 1e6:.2f}M",
-                f"{counted.steps:,}",
-                f"{counted.multiply_adds / 1e6:,.1f}M",
-                f"{counted.petaflops:,.1f}",
-            )
+            if isinstance(config, TrainConfig):
+                figures = _costs(config, target)
+            else:
+                figures = "-", f"{config.steps:,}", "-", "-", "-"
+            table.add_row(f"{experiment.name}/{row}", *figures)
     for column in table.columns:
         column.no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     return table
+
+
+def _costs(config: TrainConfig, target: str) -> tuple[str, ...]:
+    counted, planned = cost(config), load_plan(config, target)
+    memory = hours = "-"
+    if planned is not None:
+        memory = f"{planned.planned_bytes / 1e9:.2f}"
+        if planned.step_seconds is not None:
+            hours = f"{planned.step_seconds * counted.steps / 3600:.2g}"
+    return (
+        f"{counted.parameters / 1e6:.2f}M",
+        f"{counted.steps:,}",
+        f"{counted.petaflops:,.1f}",
+        memory,
+        hours,
+    )
