@@ -165,6 +165,11 @@ def test_medium_scale_is_all_of_cifar_at_half_size():
     assert SCALES["medium"](table1.ROWS["svb"]).depth == 3
 
 
+def test_long_scale_is_medium_with_more_epochs():
+    row = figure2.ROWS["20-svb-0.5"]
+    assert SCALES["long"](row) == dataclasses.replace(SCALES["medium"](row), epochs=40)
+
+
 def test_convergence_compares_every_row_with_sgd_at_its_own_rate():
     experiment = convergence.EXPERIMENT
     assert {experiment.baseline(row) for row in experiment.rows if row != "sgd"} == {"sgd"}

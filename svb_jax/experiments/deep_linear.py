@@ -30,6 +30,7 @@ from svb_jax.experiments import direction_plots, directions
 from svb_jax.experiments.directions import Directions
 from svb_jax.experiments.experiment import Experiment, Metric
 from svb_jax.experiments.run_files import alone_in_its_folder, write_run
+from svb_jax.experiments.scales import SCALES
 
 Params = Any
 """From a layer's name to its ``kernel``."""
@@ -220,7 +221,7 @@ EXPERIMENT = Experiment(
         "weakest error at the input": "weakest_error_at_input",
         "strongest mixing": "strongest_mixing",
     },
-    scales={"full": same, "medium": same, "small": same, "smoke": smoke},
+    scales={**dict.fromkeys(SCALES, same), "smoke": smoke},
     train=train,
     notes=(
         "The paper has no experiment in this section: this one measures what it argues. Energy is the sum "

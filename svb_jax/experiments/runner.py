@@ -33,8 +33,9 @@ class Run:
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME[/ROW] ...")] = ()
     """NAME or NAME/ROW, as `list` prints them: figure2, table1/svb+bbn."""
-    scale: Literal["full", "medium", "small", "smoke"] = "full"
+    scale: Literal["full", "long", "medium", "small", "smoke"] = "full"
     """full: as in the paper, for accelerators. medium: all images at half the size, for a CPU core.
+    long: the same, for more epochs.
     small: 6,400 images. smoke: seconds."""
     seeds: tuple[int, ...] = (0,)
     """One run of each row for each of these."""

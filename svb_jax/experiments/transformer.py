@@ -29,6 +29,7 @@ from svb_jax.experiments import characters, plots
 from svb_jax.experiments.experiment import Experiment, Metric
 from svb_jax.experiments.gpt import GPT
 from svb_jax.experiments.run_files import alone_in_its_folder, write_run
+from svb_jax.experiments.scales import SCALES
 from svb_jax.experiments.sensitivity import jacobian_norms
 from svb_jax.training.memory import keep_freed_memory
 
@@ -237,7 +238,7 @@ EXPERIMENT = Experiment(
         "smallest σ": "sigma_min",
         "largest σ": "sigma_max",
     },
-    scales={"full": same, "medium": same, "small": same, "smoke": smoke},
+    scales={**dict.fromkeys(SCALES, same), "smoke": smoke},
     train=train,
     shows_times=False,
     notes=(
