@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import jax.numpy as jnp
 
-from svb_jax._src.clip.matrix_functions import is_at_one, nearest_to_one
-from svb_jax._src.clip.products import CONDITION_NUMBER, sign_units
+from svb_jax._src.clip.matrix_functions import is_at_one, nearest_to_one, sign_units
+from svb_jax._src.clip.products import CONDITION_NUMBER
 
 # Of the spectra that the benchmarks prescribe: a condition number of 3.4, a third of the values outside of
 # the band of epsilon 0.5.

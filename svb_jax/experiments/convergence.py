@@ -23,8 +23,8 @@ STEPS_PER_EPOCH = 391
 
 LIMITS = (
     "The learning rate goes all the way down, but the 15 epochs of `medium`, at 16 x 16 pixels, are too few "
-    "to fit the images: training error (of augmented images, averaged over the last epoch) and test error end "
-    "close together, and both are still falling. `long` has 40 epochs."
+    "to fit the images: training error (of augmented images, averaged over the last epoch) and test error "
+    "end close together, and both are still falling. `long` has 40 epochs."
 )
 
 # How far test and training errors are apart tells whether a network fits its images too well or not enough.

@@ -1,6 +1,6 @@
-r"""What every route computes with, up to orthogonal factors and inverse roots by products alone.
+r"""What every route computes with, up to orthogonal factors, inverse roots and projectors by products alone.
 
-These two are limits of cubics applied to the singular values. Among the odd cubics, the one that maps an
+These are limits of cubics applied to the singular values. Among the odd cubics, the one that maps an
 interval [l, u] nearest to 1 is known in closed form (Grishina et al. 2025, arXiv:2506.10935):
 
 .. math::
@@ -219,3 +219,52 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
     with jax.named_scope("inverse_root"):
         _, k, _, root, low, high = lax.while_loop(is_running, step, state)
     return InverseRoot(symmetric(root), frobenius_norm(k - eye), low, high)
+
+
+def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[jax.Array, ...]:
+    """Return the units in which X and |X| − r have eigenvalues up to 1, and how far their signs are resolved.
+
+    These are the centre of the band; what X is divided by, and the radius of the band over it; what |X| − r
+    is divided by then; and the smallest eigenvalue of each to be taken to 1.
+    """
+    centre, eps = (lower + upper) / 2, jnp.finfo(bound.dtype).eps
+    size = jnp.maximum(centre, bound - centre)
+    radius = (upper - lower) / 2 / size
+    # Unresolved values stay outside by an eighth of this at most: 20 eps of the end of the band.
+    least = jnp.maximum(160 * eps * jnp.where(lower > 0, lower, upper) / size, eps)
+    reach = jnp.maximum(radius, 1 - radius)
+    return centre, size, radius, reach, jnp.maximum(radius, least), least / reach
+
+
+def outside_projector(
+    small: jax.Array, root: jax.Array, lower: jax.Array, upper: jax.Array, bound: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Return H, sign(X) of X = H − cI, the projector P onto H's eigenvalues outside a band, and P's rank.
+
+    With c the centre of the band, sign(X) tells the side of each eigenvalue: it is valid outside the band.
+
+    Args:
+      small: a batch of symmetric matrices.
+      root: by what to multiply them to have H, of eigenvalues from 0 to ``bound``.
+      lower: the lower ends of the bands.
+      upper: the upper ends.
+      bound: the largest eigenvalue at most.
+    """
+    centre, size, radius, reach, first, second = sign_units(lower, upper, bound)
+    eye = eye_like(small)
+
+    def take_sign(stage: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        left, right, h, _ = state
+        is_first = stage == 0
+        product = matmul(left, right)
+        shifted = product - times(eye, jnp.where(is_first, centre, radius))
+        x = times(shifted, 1 / jnp.where(is_first, size, reach))
+        sign, square = orthogonal_factor(x, jnp.where(is_first, first, second))
+        return sign, jnp.where(is_first, x, left), jnp.where(is_first, product, h), square
+
+    # The sign of X, from H, then that of |X| − r, from sign(X) X. In a loop: compilers would take twice as
+    # long over two.
+    sign, side, h, square = lax.fori_loop(0, 2, take_sign, (small, root, small, small))
+    # Of a sign s, (s³ + s⁴) / 2 is 1 for 1, and 0 for -1 and for what is small: unresolved.
+    rank = jnp.sum((sign + square) * square, axis=(1, 2)) / 2
+    return h, side, (eye + sign) / 2, jnp.round(rank).astype(jnp.int32)

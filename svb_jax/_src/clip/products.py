@@ -43,7 +43,7 @@ from svb_jax._src.clip.matrix_functions import (
     is_at_one,
     leading_power,
     matmul,
-    orthogonal_factor,
+    outside_projector,
     rayleigh_quotient,
     symmetric,
     times,
@@ -282,7 +282,7 @@ def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) 
     # No larger than makes a difference, so that no digits are lost to them.
     lower = jnp.minimum(_in_units(lower, state.root_unit), 2.0**60)
     upper = jnp.minimum(_in_units(upper, state.root_unit), jnp.maximum(lower, 1.1 * bound))
-    h, side, outside, num_outside = _outside(small, root, lower, upper, bound)
+    h, side, outside, num_outside = outside_projector(small, root, lower, upper, bound)
     ends = times(eye, (upper + lower) / 2) + times(side, (upper - lower) / 2)
     # Not R P (T − H), which would multiply the rounding errors of large H.
     right = symmetric(matmul(outside, matmul(ends, root) - jnp.where(is_gram, eye, h)))
@@ -310,50 +310,3 @@ def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) 
         high=jnp.ones_like(state.high),
         clipped=seen,
     )
-
-
-def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[jax.Array, ...]:
-    """Return the units in which X and |X| − r have eigenvalues up to 1, and how far their signs are resolved.
-
-    These are the centre of the band; what X is divided by, and the radius of the band over it; what |X| − r
-    is divided by then; and the smallest eigenvalue of each to be taken to 1.
-    """
-    centre, eps = (lower + upper) / 2, jnp.finfo(bound.dtype).eps
-    size = jnp.maximum(centre, bound - centre)
-    radius = (upper - lower) / 2 / size
-    # Unresolved values stay outside by an eighth of this at most: 20 eps of the end of the band.
-    least = jnp.maximum(160 * eps * jnp.where(lower > 0, lower, upper) / size, eps)
-    reach = jnp.maximum(radius, 1 - radius)
-    return centre, size, radius, reach, jnp.maximum(radius, least), least / reach
-
-
-def _outside(
-    small: jax.Array, root: jax.Array, lower: jax.Array, upper: jax.Array, bound: jax.Array
-) -> tuple[jax.Array, ...]:
-    """Return H; on which side of the band's centre its eigenvalues are, valid outside the band; P; P's rank.
-
-    Args:
-      small: a batch of symmetric matrices.
-      root: by what to multiply them to have H, of eigenvalues from 0 to ``bound``.
-      lower: the lower ends of the bands.
-      upper: the upper ends.
-      bound: the largest eigenvalue at most.
-    """
-    centre, size, radius, reach, first, second = sign_units(lower, upper, bound)
-    eye = eye_like(small)
-
-    def take_sign(stage: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        left, right, h, _ = state
-        is_first = stage == 0
-        product = matmul(left, right)
-        shifted = product - times(eye, jnp.where(is_first, centre, radius))
-        x = times(shifted, 1 / jnp.where(is_first, size, reach))
-        sign, square = orthogonal_factor(x, jnp.where(is_first, first, second))
-        return sign, jnp.where(is_first, x, left), jnp.where(is_first, product, h), square
-
-    # The sign of X, from H, then that of |X| − r, from sign(X) X. In a loop: compilers would take twice as
-    # long over two.
-    sign, side, h, square = lax.fori_loop(0, 2, take_sign, (small, root, small, small))
-    # Of a sign s, (s³ + s⁴) / 2 is 1 for 1, and 0 for -1 and for what is small: unresolved.
-    rank = jnp.sum((sign + square) * square, axis=(1, 2)) / 2
-    return h, side, (eye + sign) / 2, jnp.round(rank).astype(jnp.int32)
