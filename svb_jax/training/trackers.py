@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from svb_jax._src.extras import needs_extra
+from svb_jax._src.suggestions import did_you_mean
 
 
 class Tracker(Protocol):
@@ -126,7 +127,8 @@ def _make(name: str) -> Tracker:
         return TRACKERS[name]()
     module_name, _, class_name = name.partition(":")
     if not (module_name and class_name):
-        raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.")
+        hint = did_you_mean(name, TRACKERS)
+        raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.{hint}")
     # A console script does not look where it was started. At the end: a user's file must not hide a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
