@@ -95,9 +95,11 @@ def write_math(writer: HTML5Translator, node: nodes.Element) -> None:
     is_block = isinstance(node, nodes.math_block)
     tag = "div" if is_block else "span"
     writer.body.append(writer.starttag(node, tag, "", CLASS="math"))
-    # The converter knows neither amsmath's dots nor \frac12, which it reads as a fraction with 12 on top.
+    # The converter does not know amsmath's dots, takes \frac12 for a fraction with 12 on top, and shows the
+    # backslash of an underscore inside \text.
     formula = re.sub(r"\\dots\b", r"\\ldots", node.astext())
     formula = re.sub(r"(\\[dt]?frac)(\w)(\w)", r"\1{\2}{\3}", formula)
+    formula = re.sub(r"(\\text\{[^}]*?)\\_", r"\1_", formula)
     try:
         writer.body.append(tex2mathml(formula, as_block=is_block))
     except MathError as error:

@@ -1,6 +1,6 @@
-"""What Flax Linen needs beside the library: a ``TrainState`` that hands ``batch_stats`` to the optimizer.
+"""What Flax Linen needs besides the library: a ``TrainState`` that passes ``batch_stats`` to the optimizer.
 
-NNX needs nothing: ``nnx.Optimizer.update`` hands extra arguments on as they are.
+NNX needs nothing: ``nnx.Optimizer.update`` passes extra arguments on.
 """
 
 from functools import partial
@@ -17,9 +17,9 @@ __all__ = ["TrainState"]
 
 
 class TrainState(train_state.TrainState):
-    """Flax's ``TrainState`` with BatchNorm's running statistics, which it also gives to the optimizer.
+    """Flax's ``TrainState`` with BatchNorm's running statistics, which it also passes to the optimizer.
 
-    Flax's own never hands ``batch_stats`` on, and :func:`svb_jax.bbn` needs them.
+    Flax's own drops ``batch_stats``, and :func:`svb_jax.bbn` needs them.
 
     Attributes:
       batch_stats: the collection of that name, as the last step left it.

@@ -36,10 +36,11 @@ def test_help_names_every_command(words, capsys):
         assert command.summary in printed
 
 
+@pytest.mark.parametrize("form", ["{} --help", "help {}"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name, capsys):
+def test_every_command_has_help(name, form, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([*name.split(), "--help"])
+        main(form.format(name).split())
     assert ended.value.code == 0
     assert f"usage: svb {name}" in capsys.readouterr().out
 
@@ -59,6 +60,7 @@ def test_half_a_command_gets_the_other_half(capsys):
         (["tran"], "svb has no command 'tran'. Did you mean 'train'?"),
         (["runn", "table1"], "svb has no command 'runn'. Did you mean 'run'?"),
         (["dat", "import"], "svb has no command 'dat'. Did you mean 'data import'?"),
+        (["help", "tran"], "svb has no command 'tran'. Did you mean 'train'?"),
         (["data", "dowload"], "svb data has no command 'dowload'. Did you mean 'download'?"),
         (["--seed", "1"], "svb has no command '--seed'.\n"),
         (["run"], "run needs the name of an experiment; `svb list` prints them."),

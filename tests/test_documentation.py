@@ -3,13 +3,13 @@
 The cells of notebooks are run by the build of the site.
 """
 
-import ast
 import doctest
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -23,12 +23,16 @@ import tyro
 import benchmarks.__main__
 import svb_jax
 from svb_jax.experiments.__main__ import COMMANDS, _parse, main
+from svb_jax.training import importing
 from tests.test_experiments_inspect import safetensors
+from tests.tiny_cifar import TINY10, write_tiny_cifar
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "experiments/results/README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
 ]
 
@@ -37,7 +41,8 @@ EXEMPT = {
     r"pip install |python -m venv |\S+/bin/pip |uv |pre-commit ": "it changes the environment",
     r"ruff |pyright$|pytest|sphinx-build |bash \.ci/": "it is the check itself; .ci/run calls it",
     r"svb demo$": "two minutes; .ci/run calls it",
-    r"svb data (download|import) ": "needs the official archive; tests/test_data_import.py makes small ones",
+    r"svb data download ": "needs the network; tests/test_data_import.py stands in for it",
+    r"svb data import --name cifar100": "needs it; tests/test_data_import.py makes a small one",
     r"tfds build imagenet2012 ": "needs ImageNet, by hand, and TensorFlow",
     r"svb run (?!.*--scale smoke)": "minutes to weeks; tests/test_experiments_run.py runs all as smoke tests",
     r"svb train .*--(cluster|coordinator)": "needs several hosts; tests/test_hosts.py starts two processes",
@@ -45,8 +50,10 @@ EXEMPT = {
     r"python -m benchmarks (?!report)": "minutes to hours; tests/test_benchmarks.py measures small networks",
     r"python -m tests\.faults": "minutes to hours; tests/test_faults.py attacks a few times",
 }
-# The one Python block that only has to parse: it needs CIFAR-10, which tests/test_data_import.py imports.
-NEEDS_DATA = "tensorflow_datasets"
+# What a Python block says if it reads CIFAR-10; it gets a few images.
+NEEDS_DATA = "tfds.data_source"
+# Longer lines of a drawing would be cut at the right edge of the site's text.
+WIDEST_DRAWING = 90
 
 
 class Block(NamedTuple):
@@ -75,25 +82,32 @@ def pages_with(is_wanted: Callable[[Block], bool]):
 def test_every_block_is_of_a_kind_that_something_checks():
     checked = {"python", "console", "sh", "{code-cell} ipython3"}
     markup = {"{toctree}", "{eval-rst}", "{include} ../CHANGELOG.md", "{include} ../SECURITY.md"}
+    others = [block for block in BLOCKS if block.language not in checked | markup]
     # Text proves nothing: it is for what is neither code nor output.
-    drawings = {("architecture.md", "text")}
-    others = {(block.page.name, block.language) for block in BLOCKS if block.language not in checked | markup}
-    assert others == drawings
+    assert [(block.page.name, block.language) for block in others] == [("architecture.md", "text")]
+    assert max(len(line) for block in others for line in block.text.splitlines()) <= WIDEST_DRAWING
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_block_is_hidden_from_these_tests(page):
+    fences = re.findall(r"^[ >]*(?:```|~~~)", page.read_text(), flags=re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))
 
 
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language in ("python", "console")))
 def test_python_and_console_blocks_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    if NEEDS_DATA in page.read_text():
+        monkeypatch.setitem(importing.LAYOUTS, "cifar10", TINY10)
+        write_tiny_cifar(TINY10, tmp_path / TINY10.folder)
+        importing.import_archive("cifar10", tmp_path, tmp_path / "data")
     for block in blocks(page):
         if block.language == "console":
             check_console(block, capsys)
         elif block.language == "python" and not block.text.startswith(">>>"):
             # Blank lines in front, so that a traceback has the page's own line numbers.
             source = "\n" * block.line + block.text
-            if NEEDS_DATA in source:
-                ast.parse(source)
-            else:
-                exec(compile(source, str(page), "exec"), {"__name__": "page"})
+            exec(compile(source, str(page), "exec"), {"__name__": "page"})
 
 
 def check_console(block: Block, capsys) -> None:
@@ -177,6 +191,9 @@ def workspace(tmp_path_factory):
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin/python").symlink_to(sys.executable)
     (folder / "docs").mkdir()
+    write_tiny_cifar(TINY10, folder / TINY10.folder)
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as archive:
+        archive.add(folder / TINY10.folder, TINY10.folder)
     return folder
 
 
@@ -184,11 +201,12 @@ def workspace(tmp_path_factory):
 def test_commands_run(command, workspace, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setitem(importing.LAYOUTS, "cifar10", TINY10)
     assert run(command) == 0
 
 
 @pytest.mark.parametrize(
-    "command", [c for c in commands() if is_exempt(c) and c.startswith(("svb", "python"))]
+    "command", [c for c in commands() if is_exempt(c) and re.match(r"svb |python -m (?!venv)", c)]
 )
 def test_commands_that_are_exempt_parse(command, workspace, monkeypatch):
     monkeypatch.chdir(workspace)
@@ -200,3 +218,7 @@ def test_commands_that_are_exempt_parse(command, workspace, monkeypatch):
         options, _ = benchmarks.__main__.COMMANDS[words[3]]
         module = __import__(f"benchmarks.{words[3]}", fromlist=[options])
         assert tyro.cli(getattr(module, options), args=words[4:]) is not None
+    else:
+        flags = {word for word in words if word.startswith("--")}
+        asked = subprocess.run([sys.executable, *words[1:3], "--help"], check=True, capture_output=True)
+        assert flags <= {*re.findall(r"--\w+", asked.stdout.decode())}

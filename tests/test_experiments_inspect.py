@@ -3,6 +3,7 @@
 import json
 import pickle
 import struct
+import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -204,6 +205,14 @@ def test_a_plot_is_drawn_on_request_and_replaced_on_request(kernel, tmp_path, ca
 def test_a_plot_of_an_unknown_type_is_refused_before_anything_is_computed(tmp_path, capsys):
     assert main(["inspect", str(tmp_path / "missing.npz"), "--plot", str(tmp_path / "net.foo")]) == 2
     assert f"--plot writes .png, .svg, .pdf, got {tmp_path}/net.foo" in capsys.readouterr().err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_anything_is_computed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["inspect", str(tmp_path / "missing.npz"), "--plot", str(tmp_path / "net.png")]) == 1
+    out, err = capsys.readouterr()
+    assert err == "inspect --plot needs matplotlib, which is not installed: pip install 'svb_jax[plot]'\n"
+    assert out == ""
 
 
 class Trap:

@@ -47,10 +47,14 @@ def test_the_citation_has_the_version():
     assert version == PROJECT["version"]
 
 
-def test_the_changelog_begins_with_the_version():
-    (newest, *_) = re.findall(r"^## (\S+) \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert newest[0] == PROJECT["version"]
-    assert re.fullmatch(r"unreleased|20\d\d-\d\d-\d\d", newest[1])
+def test_the_changelog_has_every_version_with_its_date():
+    (first, *rest) = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    versions = rest if first == "Unreleased" else [first, *rest]
+    dated = [re.fullmatch(r"(\d+\.\d+\.\d+) \((20\d\d-\d\d-\d\d)\)", version) for version in versions]
+    assert all(dated), versions
+    numbers, dates = zip(*(match.groups() for match in dated if match), strict=True)
+    assert (numbers[0], numbers[-1]) == (PROJECT["version"], "0.1.0")
+    assert list(dates) == sorted(dates, reverse=True)
 
 
 @pytest.mark.parametrize("workflow", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda p: p.stem)

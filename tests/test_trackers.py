@@ -176,6 +176,8 @@ def test_trackers_by_name():
     for name in ("tensorbord", "my_module:", ":Slack"):
         with pytest.raises(ValueError, match=rf"tensorboard, wandb or module:Class, got '{name}'"):
             make_trackers([name])
+    with pytest.raises(ValueError, match=r"got 'tensorbord'\. Did you mean 'tensorboard'\?"):
+        make_trackers(["tensorbord"])
 
 
 def svb_train(folder, tracker: str) -> subprocess.CompletedProcess[str]:

@@ -17,7 +17,7 @@ Values = Mapping[str, np.ndarray]
 
 
 def layers(now: Values, then: Values, band: Band, kind: Literal["quantiles", "histogram"]) -> Figure:
-    """Draw one line a layer, the first on top."""
+    """Draw one line per layer, the first on top."""
     figure, grid = new_figure(1, 1, height=1.4 + 0.26 * len(now), width=7.5, background="white")
     axes = grid[0, 0]
     axes.axvspan(*band, color=COLOURS["blue"], alpha=0.12, lw=0, label=f"band {band[0]:.3g} to {band[1]:.3g}")

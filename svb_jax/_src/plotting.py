@@ -22,20 +22,20 @@ def plot_spectrum(
     kind: Literal["quantiles", "histogram"] = "quantiles",
     dimension_numbers: DimensionNumbers = None,
 ) -> "Figure":
-    """Draw the singular values of every weight matrix, one line a layer, over the band.
+    """Draw the singular values of every weight matrix, one line per layer, over the band.
 
     Needs matplotlib: ``pip install 'svb_jax[plot]'``.
 
     Args:
       params: a parameter tree, on the host or on devices.
       epsilon: the band [1 / (1 + epsilon), 1 + epsilon] to draw.
-      before: the parameters at an earlier time, drawn in grey behind.
+      before: the parameters at an earlier time, drawn behind in grey.
       kind: ``"quantiles"`` draws the range, the middle 80 % and the median of each layer; ``"histogram"``
-        draws a histogram of each, as high as its largest bin.
+        draws a histogram of each, scaled to its largest bin.
       dimension_numbers: how leaves are read as matrices; by name if not given.
 
     Returns:
-      The figure: show it in a notebook by its name, or save it by its ``savefig``.
+      The figure. A notebook shows it; ``savefig`` saves it.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -58,13 +58,13 @@ def plot_spectrum(
 
 
 def plot_projections(history: Iterable[Mapping[str, Any]], epsilon: float | None = None) -> "Figure":
-    """Draw what the projections of a training run saw: the range before each, and the share they clipped.
+    """Draw what the projections of a training run found: the range before each, and the share they clipped.
 
     Needs matplotlib: ``pip install 'svb_jax[plot]'``.
 
     Args:
-      history: what :func:`projection_stats` returned at times during training, or the lines of a run's
-        ``metrics.jsonl``. The bounds of weight matrices are drawn, each by its prefix.
+      history: what :func:`projection_stats` returned from time to time, or the lines of a run's
+        ``metrics.jsonl``. Bounds of weight matrices are drawn, each under its prefix.
       epsilon: the band [1 / (1 + epsilon), 1 + epsilon] to draw; none if not given.
 
     Returns:

@@ -31,7 +31,7 @@ def singular_values(params: Any, *, dimension_numbers: DimensionNumbers = None) 
       dimension_numbers: how leaves are read as matrices; by name if not given.
 
     Returns:
-      From each matrix's path to its singular values in descending order, a vector. A leaf that holds several
+      A dict from each matrix's path to its singular values, in descending order. A leaf that holds several
       matrices (a grouped convolution, scanned layers) has one row for each. A matrix that is not finite
       has NaN for values.
 
@@ -75,7 +75,7 @@ class SpectrumSummary(NamedTuple):
     """What :func:`spectrum_summary` returns: ``rows`` to compute with, a text table when printed.
 
     Attributes:
-      rows: one :class:`MatrixSummary` a leaf, in the tree's order.
+      rows: one :class:`MatrixSummary` per leaf, in the tree's order.
       band: the lower and the upper bound that ``share_in_band`` counts.
     """
 
@@ -101,7 +101,7 @@ def spectrum_summary(
 
     Args:
       params: a parameter tree, on the host or on devices.
-      epsilon: the band [1 / (1 + epsilon), 1 + epsilon] of which the table says how much lies inside; the
+      epsilon: the band [1 / (1 + epsilon), 1 + epsilon]; the table has the share of values inside it. The
         paper's usual one if not given.
       dimension_numbers: how leaves are read as matrices; by name if not given.
 
@@ -132,11 +132,11 @@ def folded_singular_values(
     bn_epsilon: float = 1e-5,
     dimension_numbers: DimensionNumbers = None,
 ) -> dict[str, np.ndarray]:
-    r"""Return the singular values of the layers that weights and the BatchNorm after them make together.
+    r"""Return the singular values of layers with the BatchNorm that follows them folded in.
 
     At inference BatchNorm multiplies each output by a number, so the layer's matrix is
     :math:`\Gamma \Sigma W` with the diagonal :math:`\gamma_i / \sqrt{\text{var}_i + \text{bn\_epsilon}}`:
-    weights with all singular values in the band say nothing of it, unless BBN bounds the diagonal too.
+    a band on the weights says nothing about it, unless BBN bounds the diagonal too.
 
     Args:
       params: a parameter tree, with the weights and the BatchNorms' scales.

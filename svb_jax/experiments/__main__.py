@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
       0
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
     make_printable()
     try:
         for name in COMMANDS:
@@ -132,7 +134,7 @@ def _help(words: Sequence[str]) -> int:
         if name.startswith(group)
     }
     usage = _usage(prefix, known)
-    if rest[:1] in (["-h"], ["--help"], ["help"]) or not words:
+    if rest[:1] in (["-h"], ["--help"]) or not words:
         print(usage)
         return 0
     if not rest:

@@ -5,8 +5,8 @@ download, no accelerator needed. Prints a comparison and writes one HTML page.
 
 Run time: one to two minutes on two CPU cores, a good part of which is compilation.
 
-Result to expect: SGD about 14 % error, SVB and SVB with BBN 9 to 10 %; the singular values of SGD drift away
-from one, those of the others stay in the band.
+Result to expect: SGD 14 to 15 % error, SVB and SVB with BBN 7 to 10 %, since the number of cores changes the
+rounding; SGD's singular values drift away from one, those of the others stay in the band.
 """
 
 from dataclasses import dataclass, replace

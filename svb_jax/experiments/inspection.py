@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import svb_jax
+from svb_jax._src.extras import needs_extra
 from svb_jax.experiments.weights import Weights, load_weights, nested
 
 LAYOUTS = {
@@ -20,7 +21,7 @@ LAYOUTS = {
 }
 HINT = "Name its layout: --layout, and --scan NAME for stacked layers. Or leave it out: --skip PATTERN."
 NO_MATRIX_HINT = "--layout every-matrix takes all arrays of rank two and more"
-# What the help and the guide name; matplotlib would be asked after minutes.
+# What the help and the guide name.
 FIGURE_TYPES = (".png", ".svg", ".pdf")
 HELP = {
     "path": "an .npz, .safetensors or Flax .msgpack file, a folder of safetensors, an Orbax checkpoint, or "
@@ -90,12 +91,15 @@ class Inspect:
             print(f"Wrote {self.plot.absolute()}")
 
     def _check_plot(self) -> None:
+        """Raise now what drawing would raise minutes later, after a large network's spectrum."""
         if self.plot is None:
             return
         if self.plot.suffix.lower() not in FIGURE_TYPES:
             raise ValueError(f"inspect --plot writes {', '.join(FIGURE_TYPES)}, got {self.plot}.")
         if self.plot.exists() and not self.overwrite:
             raise FileExistsError(f"{self.plot} is there already: --overwrite replaces it.")
+        with needs_extra("inspect --plot", "plot"):
+            import matplotlib  # noqa: F401
 
     def _chosen(self, weights: Weights) -> Weights:
         if not weights:

@@ -29,9 +29,9 @@ class Cost:
     parameters: int
     steps: int
     multiply_adds: int
-    """Of one image's way forward."""
+    """Of one image's forward pass."""
     petaflops: float
-    """Of the whole training: two operations a multiply-add, and backward twice as many as forward."""
+    """Of the whole training: two operations per multiply-add, and twice as many backward as forward."""
 
 
 def cost(config: TrainConfig) -> Cost:
@@ -90,7 +90,7 @@ class List:
 
 def experiments_table(experiments: list[Experiment[Any]]) -> Table:
     """Name, title and size of each experiment."""
-    table = Table("name", "what it is", "rows", "runs a row in the paper")
+    table = Table("name", "what it is", "rows", "runs per row in the paper")
     for experiment in experiments:
         runs = str(experiment.seeds) if experiment.paper else "-"
         table.add_row(experiment.name, experiment.title, str(len(experiment.rows)), runs)

@@ -1,4 +1,4 @@
-"""Where a run's numbers go beside its folder: TensorBoard, Weights & Biases, or a class of your own.
+"""Where a run's numbers go besides its folder: TensorBoard, Weights & Biases, or a class of your own.
 
 ``metrics.jsonl`` in the run's folder is always written. A tracker that fails is reported once and dropped: it
 never stops a run.
@@ -18,12 +18,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from svb_jax._src.extras import needs_extra
+from svb_jax._src.suggestions import did_you_mean
 
 
 class Tracker(Protocol):
     """What a tracker does.
 
-    Subclass it and write the methods that you want: the others do nothing.
+    Subclass it and override the methods that you need; the others do nothing.
 
     Example:
       >>> class Printer(Tracker):
@@ -50,7 +51,7 @@ class TensorBoard(Tracker):
     """Writes event files for TensorBoard to the run's ``tensorboard/``, without TensorFlow."""
 
     def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
-        """Open the files, and write the configuration as a text."""
+        """Open the files, and write the configuration as text."""
         with needs_extra("svb_jax.training.TensorBoard", "tensorboard"):
             from tensorboardX import SummaryWriter
         self._writer = SummaryWriter(str(run_dir / "tensorboard"))
@@ -63,7 +64,7 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Write a histogram a matrix, as ``spectrum/<path>``."""
+        """Write a histogram per matrix, as ``spectrum/<path>``."""
         for path, spectrum in values.items():
             self._writer.add_histogram(f"spectrum/{path}", np.ravel(spectrum), step)
         self._writer.flush()
@@ -90,7 +91,7 @@ class WeightsAndBiases(Tracker):
         self._run.log(dict(values), step=step)
 
     def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
-        """Log a histogram a matrix, as ``spectrum/<path>``."""
+        """Log a histogram per matrix, as ``spectrum/<path>``."""
         spectra = {
             f"spectrum/{path}": self._histogram(np.ravel(spectrum).tolist())
             for path, spectrum in values.items()
@@ -126,7 +127,8 @@ def _make(name: str) -> Tracker:
         return TRACKERS[name]()
     module_name, _, class_name = name.partition(":")
     if not (module_name and class_name):
-        raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.")
+        hint = did_you_mean(name, TRACKERS)
+        raise ValueError(f"A tracker is jsonl, {', '.join(TRACKERS)} or module:Class, got {name!r}.{hint}")
     # A console script does not look where it was started. At the end: a user's file must not hide a package.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
