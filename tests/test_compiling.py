@@ -3,18 +3,20 @@
 import importlib.util
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
 
 from svb_jax.ahead_of_time import compile_plan, find_target
-from svb_jax.experiments import table1
+from svb_jax.experiments import catalogue, table1
 from svb_jax.experiments.__main__ import main
 from svb_jax.experiments.compiling import lower_step, plan_table
-from svb_jax.experiments.listing import List
+from svb_jax.experiments.listing import List, costs
 from svb_jax.experiments.plans import load_plan, plan_path, save_plan
 from svb_jax.training.config import TrainConfig
 
+ROOT = Path(__file__).parents[1]
 SMALL = TrainConfig(
     model="convnet_8", dataset="cifar10", width=0.25, batch_size=4, svb_epsilon=0.5, bbn_epsilon=1.0, epochs=2
 )
@@ -51,6 +53,19 @@ def test_a_recorded_plan_shows_in_the_costs_of_all_rows_with_its_program(capsys,
     }
     assert by_row["table1/svb+bbn"][-2:] == ["3.00", "10"]
     assert by_row["table1/svb"][-2:] == ["-", "-"]
+
+
+def test_the_guide_to_the_paper_has_the_costs_on_record(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = re.findall(
+        r"^\| `([\w+.-]+/[\w+.-]+)` \|(.*)\|$", (ROOT / "docs/reproduce.md").read_text(), re.MULTILINE
+    )
+    assert len(lines) == 8
+    for name, cells in lines:
+        experiment, [row] = catalogue.find(name)
+        assert (
+            tuple(cell.strip() for cell in cells.split("|")[-3:]) == costs(experiment.rows[row], "v5e-8")[-3:]
+        )
 
 
 def test_a_damaged_plan_is_named(tmp_path):

@@ -118,7 +118,7 @@ def costs_table(experiments: list[Experiment[Any]], target: str) -> Table:
     for experiment in experiments:
         for row, config in experiment.rows.items():
             if isinstance(config, TrainConfig):
-                figures = _costs(config, target)
+                figures = costs(config, target)
             else:
                 figures = "-", f"{config.steps:,}", "-", "-", "-"
             table.add_row(f"{experiment.name}/{row}", *figures)
@@ -129,7 +129,8 @@ def costs_table(experiments: list[Experiment[Any]], target: str) -> Table:
     return table
 
 
-def _costs(config: TrainConfig, target: str) -> tuple[str, ...]:
+def costs(config: TrainConfig, target: str) -> tuple[str, ...]:
+    """Return a row's parameters, steps, PFLOP, and on the target GB a chip and hours, as they are printed."""
     counted, planned = cost(config), load_plan(config, target)
     memory = hours = "-"
     if planned is not None:
