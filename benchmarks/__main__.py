@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command.
 
     Args:
-      arguments: the words after ``python -m benchmarks``.
+      arguments: The words after ``python -m benchmarks``.
 
     Returns:
       The exit code: 0 done, 2 wrong usage.

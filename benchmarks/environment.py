@@ -21,8 +21,8 @@ def describe(pool: Pool, pythons: Iterable[str]) -> dict[str, Any]:
     """Return the hardware, the versions of everything, the commit and the settings of the surroundings.
 
     Args:
-      pool: where to start the interpreters that have peers or compilers.
-      pythons: those interpreters.
+      pool: Where to start the interpreters that have peers or compilers.
+      pythons: Those interpreters.
     """
     versions = {"python": platform.python_version()}
     versions |= {name: importlib.metadata.version(name) for name in PACKAGES}

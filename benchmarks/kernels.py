@@ -15,9 +15,9 @@ def drifted_kernels(shapes: Mapping[str, tuple[int, ...]], condition: float, see
     1.84, and the band of epsilon = 0.5 clips a third of them; under 2.35 it clips one in twenty.
 
     Args:
-      shapes: of the kernels, output last, by name.
-      condition: the ratio of the largest singular value to the smallest.
-      seed: of the random directions.
+      shapes: Of the kernels, output last, by name.
+      condition: The ratio of the largest singular value to the smallest.
+      seed: Of the random directions.
     """
     generator = np.random.default_rng(seed)
     return {name: _drifted(generator, shape, condition) for name, shape in shapes.items()}

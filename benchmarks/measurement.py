@@ -23,11 +23,11 @@ class Row:
     """One line of a table.
 
     Attributes:
-      label: what it is called there.
-      factory: the function that makes its workload, as ``module:function``.
-      task: what that function is given.
-      python: the interpreter it runs in; one of PyTorch's runs in that which has PyTorch.
-      group: rows of a group share a process; a row without one has its own.
+      label: What it is called there.
+      factory: The function that makes its workload, as ``module:function``.
+      task: What that function is given.
+      python: The interpreter it runs in; one of PyTorch's runs in that which has PyTorch.
+      group: Rows of a group share a process; a row without one has its own.
     """
 
     label: str
@@ -51,9 +51,9 @@ class Plan:
     """How much to measure.
 
     Attributes:
-      rounds: how often all rows are called in turn.
-      seconds: how long a row is called in each round, and at least once.
-      limit: seconds after which a call is stopped, and its row given up.
+      rounds: How often all rows are called in turn.
+      seconds: How long a row is called in each round, and at least once.
+      limit: Seconds after which a call is stopped, and its row given up.
     """
 
     rounds: int
@@ -65,10 +65,10 @@ def measure(pool: Pool, rows: Mapping[str, Row], plan: Plan, exact: Path | None 
     """Measure rows, and return for each its status, times, memory and error.
 
     Args:
-      pool: where their processes are.
-      rows: by name.
-      plan: how much to measure.
-      exact: the file of exact kernels to compare projections with, if there is one.
+      pool: Where their processes are.
+      rows: By name.
+      plan: How much to measure.
+      exact: The file of exact kernels to compare projections with, if there is one.
     """
     table = _Table(pool, rows)
     for name, row in rows.items():

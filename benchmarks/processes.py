@@ -15,7 +15,7 @@ class RowError(Exception):
 
     Attributes:
       status: ``not installed``, ``too slow`` or ``failed``.
-      detail: which package, which limit, which error.
+      detail: Which package, which limit, which error.
     """
 
     def __init__(self, status: str, detail: str):

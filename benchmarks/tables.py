@@ -19,10 +19,10 @@ def section(title: str, rows: Mapping[str, Row], plot: str = "median", **ratios:
     """Return a section.
 
     Args:
-      title: what stands above it.
-      rows: by name.
-      plot: the figure that its picture shows.
-      **ratios: rows to compare with, by the name of the figure that is compared.
+      title: What stands above it.
+      rows: By name.
+      plot: The figure that its picture shows.
+      **ratios: Rows to compare with, by the name of the figure that is compared.
     """
     return {"title": title, "rows": dict(rows), "plot": plot, "ratios": ratios}
 

@@ -16,12 +16,12 @@ class Workload:
     """Something to be timed.
 
     Attributes:
-      run: does the work once, on what ``fresh`` returned, and returns when it is finished.
-      fresh: makes what ``run`` uses up, outside the timed part, so that every call does the same work.
-      facts: what was learnt while preparing, as plain numbers and strings.
-      kernels: from ``run``'s result to the projected kernels by name, where that is what the work gives.
-      seconds: from ``run``'s result to the time that counts, where that is not all of the call's.
-      is_warm: whether preparing has run it already, so that a first call shows no new memory.
+      run: Does the work once, on what ``fresh`` returned, and returns when it is finished.
+      fresh: Makes what ``run`` uses up, outside the timed part, so that every call does the same work.
+      facts: What was learnt while preparing, as plain numbers and strings.
+      kernels: From ``run``'s result to the projected kernels by name, where that is what the work gives.
+      seconds: From ``run``'s result to the time that counts, where that is not all of the call's.
+      is_warm: Whether preparing has run it already, so that a first call shows no new memory.
     """
 
     run: Callable[[Any], Any]

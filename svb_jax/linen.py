@@ -22,7 +22,7 @@ class TrainState(train_state.TrainState):
     Flax's own drops ``batch_stats``, and :func:`svb_jax.bbn` needs them.
 
     Attributes:
-      batch_stats: the collection of that name, as the last step left it.
+      batch_stats: The collection of that name, as the last step left it.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, svb_jax
@@ -44,9 +44,9 @@ class TrainState(train_state.TrainState):
         """Take a step.
 
         Args:
-          grads: the gradients of ``params``.
-          batch_stats: the statistics as this step's forward pass left them; the new state keeps them.
-          **kwargs: further fields to replace.
+          grads: The gradients of ``params``.
+          batch_stats: The statistics as this step's forward pass left them; the new state keeps them.
+          **kwargs: Further fields to replace.
 
         Returns:
           The next state.

@@ -63,9 +63,9 @@ class Targets:
     either.
 
     Args:
-      caller: the function to name in messages.
-      updates: the step that would be taken.
-      params: the parameters before the step.
+      caller: The function to name in messages.
+      updates: The step that would be taken.
+      params: The parameters before the step.
     """
 
     def __init__(self, caller: str, updates: optax.Updates, params: optax.Params | None) -> None:
@@ -112,12 +112,12 @@ def land_updates(
     a conditional in between, XLA cannot fuse an update into the sum with its parameter.
 
     Args:
-      targets: parameters and updates.
-      indices: which of the flattened parameters are bounded; each has an update.
-      state: a named tuple of ``count``, ``step`` and ``stats``.
-      timing: when.
-      bound: what lands where.
-      keep_dtype: whether updates of half-precision leaves stay so, or become float32.
+      targets: Parameters and updates.
+      indices: Which of the flattened parameters are bounded; each has an update.
+      state: A named tuple of ``count``, ``step`` and ``stats``.
+      timing: When.
+      bound: What lands where.
+      keep_dtype: Whether updates of half-precision leaves stay so, or become float32.
     """
     step = timing.next_step(state.count)
     counted = state._replace(count=step)

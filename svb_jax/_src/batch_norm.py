@@ -42,17 +42,17 @@ def bound_batch_norm_scales(
 
     Args:
       epsilon: :math:`\tilde\epsilon`, a number or a schedule.
-      every: steps between two boundings; the first is at step ``every``, counted from 1.
-      until: the last step at which to bound.
+      every: Steps between two boundings; the first is at step ``every``, counted from 1.
+      until: The last step at which to bound.
       kind: ``bbn`` is the paper's. ``relative`` bounds :math:`\gamma` around its own mean, as the authors'
         code does by default; it uses no variance, and finds its layers through ``batch_stats`` or, if none
         is given, through ``where``.
-      bn_epsilon: what the network's BatchNorm adds to its variance.
-      pairs: which scale has which variance, if the paths do not tell: the path of a scale, and that of its
+      bn_epsilon: What the network's BatchNorm adds to its variance.
+      pairs: Which scale has which variance, if the paths do not tell: the path of a scale, and that of its
         variance in ``batch_stats`` or the variance itself.
-      where: as for :func:`bound_singular_values`.
-      keep_dtype: as for :func:`bound_singular_values`.
-      name: what :func:`projection_stats` calls this bound.
+      where: As for :func:`bound_singular_values`.
+      keep_dtype: As for :func:`bound_singular_values`.
+      name: What :func:`projection_stats` calls this bound.
 
     Returns:
       A transformation whose ``update`` needs ``params`` and ``batch_stats``.
@@ -117,11 +117,11 @@ def bound_scales(
     """Return every layer's scales, bounded, and what was seen of all.
 
     Args:
-      scales: the layers, each with its running ``variance``.
-      values: their scales, in float32 or better.
-      epsilon: the band around the mean.
-      kind: which of the two forms.
-      bn_epsilon: what BatchNorm adds to its variance.
+      scales: The layers, each with its running ``variance``.
+      values: Their scales, in float32 or better.
+      epsilon: The band around the mean.
+      kind: Which of the two forms.
+      bn_epsilon: What BatchNorm adds to its variance.
     """
     bounded, seen = [], []
     for scale, gamma in zip(scales, values, strict=True):
@@ -145,8 +145,8 @@ def clip_scales(gamma: jax.Array, std: jax.Array, epsilon: ArrayLike) -> tuple[j
 
     Args:
       gamma: (..., channels), one layer for each index of the leading axes.
-      std: their standard deviations.
-      epsilon: the band around the mean.
+      std: Their standard deviations.
+      epsilon: The band around the mean.
     """
     epsilon = jnp.asarray(epsilon, gamma.dtype)
     is_band = jnp.isfinite(epsilon)

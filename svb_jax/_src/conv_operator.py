@@ -27,10 +27,10 @@ def conv_operator_singular_values(
     cuts rows and columns out of a circular map on a larger image.
 
     Args:
-      kernel: of shape (height, width, in / groups, out), as Flax keeps it. Larger than the image, it
+      kernel: Of shape (height, width, in / groups, out), as Flax keeps it. Larger than the image, it
         wraps.
-      input_shape: the image's height and width.
-      strides: the step or the (vertical, horizontal) steps; they must divide the image's sides.
+      input_shape: The image's height and width.
+      strides: The step or the (vertical, horizontal) steps; they must divide the image's sides.
       groups: ``feature_group_count``.
 
     Returns:

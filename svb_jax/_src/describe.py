@@ -19,13 +19,13 @@ class LeafDescription(NamedTuple):
     """One row of :func:`describe`.
 
     Attributes:
-      path: the leaf's path.
-      shape: the leaf's shape.
-      num_matrices: how many matrices it holds; 0 if it is left alone, and the fields below are empty.
+      path: The leaf's path.
+      shape: The leaf's shape.
+      num_matrices: How many matrices it holds; 0 if it is left alone, and the fields below are empty.
       matrix_shape: (out, in) of each.
-      axes: which axes of the leaf are read as what.
-      band: the smallest and the largest singular value that is allowed; a schedule's at its start.
-      left_alone: why nothing is done, or empty.
+      axes: Which axes of the leaf are read as what.
+      band: The smallest and the largest singular value that is allowed; a schedule's at its start.
+      left_alone: Why nothing is done, or empty.
     """
 
     path: str
@@ -41,7 +41,7 @@ class Description(NamedTuple):
     """What :func:`describe` returns: ``rows`` to compute with, a table when printed or shown in a notebook.
 
     Attributes:
-      rows: one :class:`LeafDescription` a leaf, in the tree's order.
+      rows: One :class:`LeafDescription` a leaf, in the tree's order.
     """
 
     rows: tuple[LeafDescription, ...]
@@ -73,12 +73,12 @@ def describe(
     and computes nothing: shapes are enough, such as ``jax.eval_shape`` gives.
 
     Args:
-      params: a parameter tree, or its shapes.
-      epsilon: the band ``[1 / (1 + epsilon), 1 + epsilon]``: a number, a schedule, or a mapping from
+      params: A parameter tree, or its shapes.
+      epsilon: The band ``[1 / (1 + epsilon), 1 + epsilon]``: a number, a schedule, or a mapping from
         patterns of paths to these.
-      centre: the middle of the band if it is not 1, a number or a function of a matrix's (outputs, inputs).
-      dimension_numbers: how leaves are read as matrices; by name if not given.
-      where: which leaves to bound: a pattern of paths or several, or a mask as ``optax.masked`` takes it.
+      centre: The middle of the band if it is not 1, a number or a function of a matrix's (outputs, inputs).
+      dimension_numbers: How leaves are read as matrices; by name if not given.
+      where: Which leaves to bound: a pattern of paths or several, or a mask as ``optax.masked`` takes it.
 
     Returns:
       A :class:`Description`, which prints as a table.

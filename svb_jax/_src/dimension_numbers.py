@@ -34,9 +34,9 @@ class MatrixAxes(NamedTuple):
     """How a leaf is read as matrices: ``reduction`` × ``output``, one for each index of its other axes.
 
     Attributes:
-      reduction: the axis or axes that a layer sums over, merged in this order.
-      output: the axis or axes of its outputs, merged in this order.
-      groups: how many blocks the merged output falls into, each a matrix of its own (grouped convolution,
+      reduction: The axis or axes that a layer sums over, merged in this order.
+      output: The axis or axes of its outputs, merged in this order.
+      groups: How many blocks the merged output falls into, each a matrix of its own (grouped convolution,
         the gates of a recurrent cell).
 
     Example:

@@ -9,11 +9,11 @@ def needs_extra(what: str, extra: str) -> Iterator[None]:
     """Name the extra when an import inside the block finds a package missing.
 
     Args:
-      what: the module or function that needs it.
-      extra: the extra of ``svb_jax`` that brings it.
+      what: The module or function that needs it.
+      extra: The extra of ``svb_jax`` that brings it.
 
     Raises:
-      ModuleNotFoundError: with the command that installs what is missing.
+      ModuleNotFoundError: With the command that installs what is missing.
 
     Example:
       >>> with needs_extra("svb_jax.training", "train"):

@@ -45,16 +45,16 @@ def project(
     """Return the parameters with every weight matrix's singular values in the band.
 
     Args:
-      params: any tree of parameters.
-      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal. A mapping
+      params: Any tree of parameters.
+      epsilon: The band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal. A mapping
         from patterns of paths gives each matrix the band of the first pattern that matches it.
-      method: the route of :func:`clip_singular_values`.
-      centre: the middle of the band, as for :func:`bound_singular_values`.
-      dimension_numbers: which leaves are matrices, as for :func:`bound_singular_values`.
-      where: which leaves to bound, as for :func:`bound_singular_values`.
-      axis_name: share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
-      mesh: share the work over this mesh, under a plain ``jit``.
-      shardings: how the parameters lie on a mesh, as for :func:`bound_singular_values`.
+      method: The route of :func:`clip_singular_values`.
+      centre: The middle of the band, as for :func:`bound_singular_values`.
+      dimension_numbers: Which leaves are matrices, as for :func:`bound_singular_values`.
+      where: Which leaves to bound, as for :func:`bound_singular_values`.
+      axis_name: Share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: Share the work over this mesh, under a plain ``jit``.
+      shardings: How the parameters lie on a mesh, as for :func:`bound_singular_values`.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -102,14 +102,14 @@ def project_batch_norm(
     """Return the parameters with every BatchNorm's scales bounded around their mean.
 
     Args:
-      params: any tree of parameters.
-      batch_stats: the tree of running statistics beside it; may be None for ``relative`` with ``where``.
-      epsilon: the band around the mean.
+      params: Any tree of parameters.
+      batch_stats: The tree of running statistics beside it; may be None for ``relative`` with ``where``.
+      epsilon: The band around the mean.
       kind: ``bbn`` or ``relative``, as for :func:`bound_batch_norm_scales`.
-      bn_epsilon: what the network's BatchNorm adds to its variance.
-      pairs: which scale has which variance, if the paths do not tell: the path of a scale, and that of its
+      bn_epsilon: What the network's BatchNorm adds to its variance.
+      pairs: Which scale has which variance, if the paths do not tell: the path of a scale, and that of its
         variance in ``batch_stats`` or the variance itself.
-      where: which leaves to bound, as for :func:`bound_singular_values`.
+      where: Which leaves to bound, as for :func:`bound_singular_values`.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -151,9 +151,9 @@ def clip_singular_values(
     band, where the clip has a kink, the derivative is the one from inside.
 
     Args:
-      matrices: shape ``(..., m, n)``, either side the longer.
-      lower: the band's lower end, not negative.
-      upper: the band's upper end, no less than ``lower``.
+      matrices: Shape ``(..., m, n)``, either side the longer.
+      lower: The band's lower end, not negative.
+      upper: The band's upper end, no less than ``lower``.
       method: ``svd`` is exact for every matrix. ``gram`` decomposes the Gram matrix of the short side, which
         is faster and as exact up to a condition number of about 10; it leaves vanished directions alone.
         ``products`` uses matrix products only and is exact for every matrix. ``auto`` is the platform's best:

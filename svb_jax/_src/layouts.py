@@ -66,8 +66,8 @@ def attention(params: Any, *, per_head: bool = False) -> Any:
     A kernel of rank 4 that is not fused raises: it is a stack, for ``scan_stacks(..., inner=attention)``.
 
     Args:
-      params: the parameters.
-      per_head: read each head as a matrix of its own. Set it by
+      params: The parameters.
+      per_head: Read each head as a matrix of its own. Set it by
         ``functools.partial(svb_jax.attention, per_head=True)``.
 
     Example:

@@ -131,14 +131,14 @@ def project_leaves(
     """Return the leaves' values with every matrix in its band, and what was seen of each leaf.
 
     Args:
-      leaves: how each is read as matrices.
-      values: in float32 or better.
-      epsilons: one a leaf; its band is ``centre * [1 / (1 + epsilon), 1 + epsilon]``.
-      centre: of all bands.
-      method: the route.
-      axis_name: share the work over this axis.
-      mesh: share the work over this mesh.
-      shardings: a tree of them like the parameters', if it is known how these lie on the mesh.
+      leaves: How each is read as matrices.
+      values: In float32 or better.
+      epsilons: One a leaf; its band is ``centre * [1 / (1 + epsilon), 1 + epsilon]``.
+      centre: Of all bands.
+      method: The route.
+      axis_name: Share the work over this axis.
+      mesh: Share the work over this mesh.
+      shardings: A tree of them like the parameters', if it is known how these lie on the mesh.
     """
     bands = [_band(*each, centre) for each in zip(leaves, values, epsilons, strict=True)]
     if not (axis_name is None and mesh is None and shardings is None):
@@ -171,8 +171,8 @@ def summarise(
     """Return what was seen of the matrices of one layer, or of all layers.
 
     Args:
-      batches: what was seen of each layer.
-      matrix_shapes: of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
+      batches: What was seen of each layer.
+      matrix_shapes: Of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
     """
     shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
     num_values = np.concatenate(

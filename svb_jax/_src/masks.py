@@ -25,8 +25,8 @@ def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], 
       ``[01]`` for one of these.
 
     Args:
-      *patterns: a leaf is chosen if one of them matches. None means all leaves.
-      exclude: patterns of leaves that are not chosen after all.
+      *patterns: A leaf is chosen if one of them matches. None means all leaves.
+      exclude: Patterns of leaves that are not chosen after all.
 
     Returns:
       A function from the parameters to a tree of booleans. It raises if a pattern matches no leaf.
@@ -70,7 +70,7 @@ def as_mask(where: Any) -> Any:
     """Return ``where`` as ``optax.masked`` takes it: a function of the parameters, or a tree of booleans.
 
     Args:
-      where: one of these, or a pattern or several for :func:`paths`.
+      where: One of these, or a pattern or several for :func:`paths`.
     """
     if isinstance(where, str):
         return paths(where)

@@ -25,9 +25,9 @@ def by_path(readings: Mapping[str, Any], inner: DimensionNumbers = by_name) -> C
     """Return dimension numbers that say outright how the leaves at some paths are read.
 
     Args:
-      readings: from patterns, by the rules of :func:`paths`, to a :class:`MatrixAxes`, or None to leave
+      readings: From patterns, by the rules of :func:`paths`, to a :class:`MatrixAxes`, or None to leave
         leaves alone. The first pattern that matches decides.
-      inner: the dimension numbers of all other leaves.
+      inner: The dimension numbers of all other leaves.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -57,9 +57,9 @@ def scan_stacks(*modules: str, axis: int = 0, inner: DimensionNumbers = by_name)
     """Return dimension numbers for layers that ``nn.scan`` or ``nn.vmap`` stacked, or a mixture's experts.
 
     Args:
-      *modules: patterns, by the rules of :func:`paths`, of the modules in which every leaf is stacked.
-      axis: where the stacking axis stands.
-      inner: the dimension numbers of one layer of the stack, and of everything outside it.
+      *modules: Patterns, by the rules of :func:`paths`, of the modules in which every leaf is stacked.
+      axis: Where the stacking axis stands.
+      inner: The dimension numbers of one layer of the stack, and of everything outside it.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -100,8 +100,8 @@ def grouped_convolutions(
     shape, so it is named here; 1 says that a kernel is an ordinary one.
 
     Args:
-      groups: from patterns, by the rules of :func:`paths`, to the number of groups.
-      inner: the dimension numbers of one group, and of all other leaves.
+      groups: From patterns, by the rules of :func:`paths`, to the number of groups.
+      inner: The dimension numbers of one group, and of all other leaves.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -118,9 +118,9 @@ def depthwise(*kernels: str, multiplier: int = 1, inner: DimensionNumbers = by_n
     that is a vector, and bounding its singular value bounds its norm.
 
     Args:
-      *kernels: patterns of their paths, by the rules of :func:`paths`.
-      multiplier: outputs a channel.
-      inner: the dimension numbers of all other leaves, and the layout of these.
+      *kernels: Patterns of their paths, by the rules of :func:`paths`.
+      multiplier: Outputs a channel.
+      inner: The dimension numbers of all other leaves, and the layout of these.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax

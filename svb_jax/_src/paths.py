@@ -18,11 +18,11 @@ class NamedLeaf(NamedTuple):
     """A leaf with the names that lead to it.
 
     Attributes:
-      names: one for each key on the way, as the user wrote it. No two leaves of a tree share them.
-      path: the names joined by "/", which patterns are compared with.
-      label: the path as it is shown: spelt out in full where two leaves would read alike.
-      value: the leaf itself.
-      owner: the object whose attribute the leaf is (an Equinox module), or None in a dict or an NNX variable.
+      names: One for each key on the way, as the user wrote it. No two leaves of a tree share them.
+      path: The names joined by "/", which patterns are compared with.
+      label: The path as it is shown: spelt out in full where two leaves would read alike.
+      value: The leaf itself.
+      owner: The object whose attribute the leaf is (an Equinox module), or None in a dict or an NNX variable.
     """
 
     names: tuple[str, ...]
@@ -135,9 +135,9 @@ def value_by_path(caller: str, values: Mapping[str, Value], path: str) -> Value:
     """Return the value of the first pattern that matches a path, or raise.
 
     Args:
-      caller: the function to name in the message, and its argument.
-      values: from patterns, by the rules of :func:`paths`, to values.
-      path: the leaf's.
+      caller: The function to name in the message, and its argument.
+      values: From patterns, by the rules of :func:`paths`, to values.
+      path: The leaf's.
     """
     for pattern, value in values.items():
         if _matches(pattern, path):

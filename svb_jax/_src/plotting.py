@@ -27,12 +27,12 @@ def plot_spectrum(
     Needs matplotlib: ``pip install 'svb_jax[plot]'``.
 
     Args:
-      params: a parameter tree, on the host or on devices.
-      epsilon: the band [1 / (1 + epsilon), 1 + epsilon] to draw.
-      before: the parameters at an earlier time, drawn behind in grey.
+      params: A parameter tree, on the host or on devices.
+      epsilon: The band [1 / (1 + epsilon), 1 + epsilon] to draw.
+      before: The parameters at an earlier time, drawn behind in grey.
       kind: ``"quantiles"`` draws the range, the middle 80 % and the median of each layer; ``"histogram"``
         draws a histogram of each, scaled to its largest bin.
-      dimension_numbers: how leaves are read as matrices; by name if not given.
+      dimension_numbers: How leaves are read as matrices; by name if not given.
 
     Returns:
       The figure. A notebook shows it; ``savefig`` saves it.
@@ -63,9 +63,9 @@ def plot_projections(history: Iterable[Mapping[str, Any]], epsilon: float | None
     Needs matplotlib: ``pip install 'svb_jax[plot]'``.
 
     Args:
-      history: what :func:`projection_stats` returned from time to time, or the lines of a run's
+      history: What :func:`projection_stats` returned from time to time, or the lines of a run's
         ``metrics.jsonl``. Bounds of weight matrices are drawn, each under its prefix.
-      epsilon: the band [1 / (1 + epsilon), 1 + epsilon] to draw; none if not given.
+      epsilon: The band [1 / (1 + epsilon), 1 + epsilon] to draw; none if not given.
 
     Returns:
       The figure.

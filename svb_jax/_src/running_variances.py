@@ -40,13 +40,13 @@ def find_scales(
     A scale of rank 0 is its own mean, and needs no bound.
 
     Args:
-      caller: the function to name in messages.
-      params: the parameters.
-      batch_stats: the running statistics of Linen, NNX or Haiku, or Equinox's ``State``.
-      kind: which form of BBN. The relative one needs no variances, only to know its layers.
-      is_masked: whether a mask hides other parameters: then the relative form may do without statistics, and
+      caller: The function to name in messages.
+      params: The parameters.
+      batch_stats: The running statistics of Linen, NNX or Haiku, or Equinox's ``State``.
+      kind: Which form of BBN. The relative one needs no variances, only to know its layers.
+      is_masked: Whether a mask hides other parameters: then the relative form may do without statistics, and
         takes every scale that the mask left.
-      pairs: which scale has which variance, if none of these libraries' names say so.
+      pairs: Which scale has which variance, if none of these libraries' names say so.
     """
     leaves = named_leaves(params)
     named = None if pairs is None else dict(pairs)

@@ -23,10 +23,10 @@ def staircase_schedule(
     be a band: ``epsilon`` takes schedules.
 
     Args:
-      start: the first stage's value, positive.
-      end: the last stage's value, positive; larger than ``start`` climbs.
-      num_stages: how many values there are. A single stage stays at ``start``.
-      steps_per_stage: how many steps each value is held.
+      start: The first stage's value, positive.
+      end: The last stage's value, positive; larger than ``start`` climbs.
+      num_stages: How many values there are. A single stage stays at ``start``.
+      steps_per_stage: How many steps each value is held.
 
     Returns:
       A function from the 0-based step count to the value.

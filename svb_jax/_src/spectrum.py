@@ -27,8 +27,8 @@ def singular_values(params: Any, *, dimension_numbers: DimensionNumbers = None) 
     """Return the singular values of every weight matrix, by path.
 
     Args:
-      params: a parameter tree, on the host or on devices.
-      dimension_numbers: how leaves are read as matrices; by name if not given.
+      params: A parameter tree, on the host or on devices.
+      dimension_numbers: How leaves are read as matrices; by name if not given.
 
     Returns:
       A dict from each matrix's path to its singular values, in descending order. A leaf that holds several
@@ -49,16 +49,16 @@ class MatrixSummary(NamedTuple):
     """One row of :func:`spectrum_summary`: a leaf that holds a matrix, or several of one shape.
 
     Attributes:
-      path: the leaf's path.
-      num_matrices: how many the leaf holds.
+      path: The leaf's path.
+      num_matrices: How many the leaf holds.
       shape: (out, in) of each: of a convolution kernel, (out, in·height·width).
-      sigma_min: the smallest singular value of all.
-      sigma_max: the largest singular value of all.
-      condition_number: largest over smallest singular value, of the worst matrix; infinite where float64
+      sigma_min: The smallest singular value of all.
+      sigma_max: The largest singular value of all.
+      condition_number: Largest over smallest singular value, of the worst matrix; infinite where float64
         cannot tell the smallest from zero.
-      share_in_band: the share of singular values in the band, to what the leaf's type can hold: 5e-6 of its
+      share_in_band: The share of singular values in the band, to what the leaf's type can hold: 5e-6 of its
         edges in float32, and for half types one unit in the last place of the upper edge besides.
-      orthogonality_distance: the Frobenius norm of W Wᵀ - I with W's short side first, of the worst matrix.
+      orthogonality_distance: The Frobenius norm of W Wᵀ - I with W's short side first, of the worst matrix.
     """
 
     path: str
@@ -75,8 +75,8 @@ class SpectrumSummary(NamedTuple):
     """What :func:`spectrum_summary` returns: ``rows`` to compute with, a text table when printed.
 
     Attributes:
-      rows: one :class:`MatrixSummary` per leaf, in the tree's order.
-      band: the lower and the upper bound that ``share_in_band`` counts.
+      rows: One :class:`MatrixSummary` per leaf, in the tree's order.
+      band: The lower and the upper bound that ``share_in_band`` counts.
     """
 
     rows: tuple[MatrixSummary, ...]
@@ -100,10 +100,10 @@ def spectrum_summary(
     """Return a table of every weight matrix's spectrum.
 
     Args:
-      params: a parameter tree, on the host or on devices.
-      epsilon: the band [1 / (1 + epsilon), 1 + epsilon]; the table has the share of values inside it. The
+      params: A parameter tree, on the host or on devices.
+      epsilon: The band [1 / (1 + epsilon), 1 + epsilon]; the table has the share of values inside it. The
         paper's usual one if not given.
-      dimension_numbers: how leaves are read as matrices; by name if not given.
+      dimension_numbers: How leaves are read as matrices; by name if not given.
 
     Returns:
       A :class:`SpectrumSummary`, which prints as a table.
@@ -139,12 +139,12 @@ def folded_singular_values(
     a band on the weights says nothing about it, unless BBN bounds the diagonal too.
 
     Args:
-      params: a parameter tree, with the weights and the BatchNorms' scales.
-      batch_stats: the running statistics of Linen, NNX or Haiku, or Equinox's ``State``.
-      pairs: which BatchNorm follows which kernel: the kernel's path, then the BatchNorm's. A BatchNorm
+      params: A parameter tree, with the weights and the BatchNorms' scales.
+      batch_stats: The running statistics of Linen, NNX or Haiku, or Equinox's ``State``.
+      pairs: Which BatchNorm follows which kernel: the kernel's path, then the BatchNorm's. A BatchNorm
         without ``scale`` counts as one whose scales are 1.
-      bn_epsilon: what BatchNorm adds to the variance.
-      dimension_numbers: how leaves are read as matrices; by name if not given.
+      bn_epsilon: What BatchNorm adds to the variance.
+      dimension_numbers: How leaves are read as matrices; by name if not given.
 
     Returns:
       From each paired kernel's path to the singular values, as in :func:`singular_values`.

@@ -34,13 +34,13 @@ class ProjectionStats(NamedTuple):
     All are 0 before the first projection; a projection that skipped every matrix has no values.
 
     Attributes:
-      sigma_min: the smallest singular value before the projection.
-      sigma_max: the largest singular value before the projection.
-      num_values: how many singular values there were.
-      num_clipped: how many of them were outside the band.
-      num_exact: how many matrices took the exact path, because they were ill-conditioned.
-      num_missed: how many are still outside the band, by the route's own check.
-      num_skipped: how many were left alone, because an entry or the band was not finite.
+      sigma_min: The smallest singular value before the projection.
+      sigma_max: The largest singular value before the projection.
+      num_values: How many singular values there were.
+      num_clipped: How many of them were outside the band.
+      num_exact: How many matrices took the exact path, because they were ill-conditioned.
+      num_missed: How many are still outside the band, by the route's own check.
+      num_skipped: How many were left alone, because an entry or the band was not finite.
     """
 
     sigma_min: jax.Array
@@ -56,9 +56,9 @@ class ScaleStats(NamedTuple):
     """What the last bounding saw of BatchNorm's scales.
 
     Attributes:
-      num_values: how many scales there were.
-      num_clipped: how many of them were outside the band.
-      num_skipped: how many layers were left alone, because their mean was not positive and finite or the
+      num_values: How many scales there were.
+      num_clipped: How many of them were outside the band.
+      num_skipped: How many layers were left alone, because their mean was not positive and finite or the
         band was not finite.
     """
 
@@ -71,9 +71,9 @@ class BoundSingularValuesState(NamedTuple):
     """Steps taken, the last at which matrices were bounded, and what was seen of them before.
 
     Attributes:
-      count: how many steps were taken.
-      step: the last step at which matrices were bounded, 0 before the first.
-      stats: what was seen then, by the bound's name; also by ``name/path`` of every layer, if asked for.
+      count: How many steps were taken.
+      step: The last step at which matrices were bounded, 0 before the first.
+      stats: What was seen then, by the bound's name; also by ``name/path`` of every layer, if asked for.
     """
 
     count: jax.Array
@@ -85,9 +85,9 @@ class BoundBatchNormScalesState(NamedTuple):
     """Steps taken, the last at which scales were bounded, and what was seen of them before.
 
     Attributes:
-      count: how many steps were taken.
-      step: the last step at which scales were bounded, 0 before the first.
-      stats: what was seen then, by the bound's name.
+      count: How many steps were taken.
+      step: The last step at which scales were bounded, 0 before the first.
+      stats: What was seen then, by the bound's name.
     """
 
     count: jax.Array

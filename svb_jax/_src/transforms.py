@@ -49,29 +49,29 @@ def bound_singular_values(
     Put it last in a chain: it must see the step exactly as it will be applied.
 
     Args:
-      epsilon: the band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal. A schedule
+      epsilon: The band is ``[1 / (1 + epsilon), 1 + epsilon]``; 0 makes every matrix orthogonal. A schedule
         is called with the count of steps before this one. A mapping from patterns of paths, as :func:`paths`
         reads them, gives each matrix the band of the first pattern that matches it. Below 0 a schedule counts
         as 0; at steps where it is not finite, matrices are left alone and counted.
-      every: steps between two projections; the first is at step ``every``, counted from 1.
-      until: the last step at which to project.
-      method: the route of :func:`clip_singular_values`.
-      centre: the middle of the band if it is not 1, a number or a function of a matrix's (outputs, inputs).
-      dimension_numbers: which leaves are matrices, and their axes: a tree of :class:`MatrixAxes` or
+      every: Steps between two projections; the first is at step ``every``, counted from 1.
+      until: The last step at which to project.
+      method: The route of :func:`clip_singular_values`.
+      centre: The middle of the band if it is not 1, a number or a function of a matrix's (outputs, inputs).
+      dimension_numbers: Which leaves are matrices, and their axes: a tree of :class:`MatrixAxes` or
         ``optax.contrib.MuonDimensionNumbers``, or a function of the parameters that returns one. By default
         leaves called ``kernel``, ``w`` or ``weight``, with their output on the last axis.
-      where: which leaves to bound, the others are left alone: a pattern of paths or a list of them, or a mask
+      where: Which leaves to bound, the others are left alone: a pattern of paths or a list of them, or a mask
         as ``optax.masked`` takes it.
-      axis_name: share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
-      mesh: share the work over this mesh, under a plain ``jit``.
-      shardings: how the parameters lie on a mesh, a tree of ``NamedSharding`` like theirs, such as
+      axis_name: Share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: Share the work over this mesh, under a plain ``jit``.
+      shardings: How the parameters lie on a mesh, a tree of ``NamedSharding`` like theirs, such as
         ``jax.tree.map(lambda leaf: leaf.sharding, params)``: on meshes of automatic axes a traced array does
         not say it, and would be gathered. It implies ``mesh``.
-      keep_dtype: keep the updates of half-precision leaves in their type. By default they become float32,
+      keep_dtype: Keep the updates of half-precision leaves in their type. By default they become float32,
         so that ``optax.apply_updates`` stores the correctly rounded projection; wrappers that insist on
         the type, such as ``optax.apply_if_finite``, need this, and pay with a looser bound.
-      per_layer: keep statistics of every layer too, not of the network alone.
-      name: what :func:`projection_stats` calls this bound.
+      per_layer: Keep statistics of every layer too, not of the network alone.
+      name: What :func:`projection_stats` calls this bound.
 
     Returns:
       A transformation whose ``update`` needs ``params``.

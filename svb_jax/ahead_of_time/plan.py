@@ -50,25 +50,25 @@ class Plan:
     unless it is said what to expect of them.
 
     Attributes:
-      compile_seconds: to compile, without tracing.
-      compile_cpu_seconds: of all cores together, which other processes on the machine change less.
-      trace_seconds: to trace and lower.
-      code_bytes: of the program on the chip.
-      argument_bytes: of its arguments.
-      output_bytes: of its results, donated arguments not counted.
-      temp_bytes: of all it needs in between.
-      flops: as XLA counts them: a loop once, a conditional by its dearest branch.
-      cycles_idle: estimated, where nothing is due; None where something always is, or nothing is estimated.
-      cycles_due: estimated, where it is: least and most.
-      data_dependent_loops: loops whose trips are unknown and were not said; each counts as one trip.
-      conditionals: how many stand outside of any other.
-      operations_outside: instructions outside of every conditional, those of a fusion as one.
-      operations_inside: the same inside.
-      collectives_outside: kinds and numbers of collectives outside of every conditional.
-      collectives_inside: the same inside.
-      idle_traffic_bytes: bytes that all chips together receive in collectives where nothing is due.
-      due_traffic_bytes: where it is.
-      custom_calls: library functions by name, decompositions among them.
+      compile_seconds: To compile, without tracing.
+      compile_cpu_seconds: Of all cores together, which other processes on the machine change less.
+      trace_seconds: To trace and lower.
+      code_bytes: Of the program on the chip.
+      argument_bytes: Of its arguments.
+      output_bytes: Of its results, donated arguments not counted.
+      temp_bytes: Of all it needs in between.
+      flops: As XLA counts them: a loop once, a conditional by its dearest branch.
+      cycles_idle: Estimated, where nothing is due; None where something always is, or nothing is estimated.
+      cycles_due: Estimated, where it is: least and most.
+      data_dependent_loops: Loops whose trips are unknown and were not said; each counts as one trip.
+      conditionals: How many stand outside of any other.
+      operations_outside: Instructions outside of every conditional, those of a fusion as one.
+      operations_inside: The same inside.
+      collectives_outside: Kinds and numbers of collectives outside of every conditional.
+      collectives_inside: The same inside.
+      idle_traffic_bytes: Bytes that all chips together receive in collectives where nothing is due.
+      due_traffic_bytes: Where it is.
+      custom_calls: Library functions by name, decompositions among them.
     """
 
     compile_seconds: float
@@ -107,10 +107,10 @@ def compile_plan(
     """Trace and compile a program, and return what the compiler plans beside the program itself.
 
     Args:
-      lower: traces and lowers it.
-      chips: how many devices it is for.
-      is_scheduled: whether its outermost conditionals ask if a projection is due, and not about the data.
-      expected: what loops and conditionals that go by the data will do, by the name of their scope.
+      lower: Traces and lowers it.
+      chips: How many devices it is for.
+      is_scheduled: Whether its outermost conditionals ask if a projection is due, and not about the data.
+      expected: What loops and conditionals that go by the data will do, by the name of their scope.
     """
     begin = time.perf_counter()
     lowered = lower()
@@ -192,11 +192,11 @@ def add_up(program: Program, measure: Measure, outermost: Pick, nested: Pick, ex
     """Add up a measure over a program: a loop's body by its trips, one branch of a conditional.
 
     Args:
-      program: the program.
-      measure: the number of an instruction.
-      outermost: chooses among the branches of a conditional that stands in no other.
-      nested: chooses among the branches of the others.
-      expected: overrides both, and says the trips of loops that go by the data.
+      program: The program.
+      measure: The number of an instruction.
+      outermost: Chooses among the branches of a conditional that stands in no other.
+      nested: Chooses among the branches of the others.
+      expected: Overrides both, and says the trips of loops that go by the data.
     """
     known: dict[tuple[str, bool], float] = {}
 

@@ -36,14 +36,14 @@ class Target:
     """An accelerator, and how many chips of it.
 
     Attributes:
-      name: as typed, for example ``v5e-8``.
+      name: As typed, for example ``v5e-8``.
       platform: ``tpu`` or ``cuda``.
-      topology: how the chips lie, in the platform's own words.
-      chips: how many there are.
-      memory_bytes: of one chip.
-      clock_hz: of one chip, where it is known and the compiler estimates cycles.
-      packages: the modules that hold the compiler.
-      install: what to type where they are missing.
+      topology: How the chips lie, in the platform's own words.
+      chips: How many there are.
+      memory_bytes: Of one chip.
+      clock_hz: Of one chip, where it is known and the compiler estimates cycles.
+      packages: The modules that hold the compiler.
+      install: What to type where they are missing.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Target:
         """Return the chips to put shardings on; call it before JAX has looked for devices of its own.
 
         Raises:
-          MissingCompilerError: if the compiler is not installed.
+          MissingCompilerError: If the compiler is not installed.
         """
         self.check()
         # The compiler must take no accelerator that this machine may have, and ask no cloud for one.

@@ -9,10 +9,10 @@ def received_bytes(program: Program, computation: str, instruction: Instruction,
     """Return what a chip receives in a collective; None for everything else.
 
     Args:
-      program: the program.
-      computation: where in it the instruction stands.
-      instruction: any instruction.
-      chips: how many the program is for, where a collective names no groups.
+      program: The program.
+      computation: Where in it the instruction stands.
+      instruction: Any instruction.
+      chips: How many the program is for, where a collective names no groups.
     """
     kind = instruction.collective
     if kind is None:

@@ -19,8 +19,8 @@ def well_conditioned(epsilon: float, largest: float = LARGEST_VALUE) -> Mapping[
     """Return what to expect of each named loop and conditional where every matrix is well-conditioned.
 
     Args:
-      epsilon: the band's.
-      largest: the largest singular value of all.
+      epsilon: The band's.
+      largest: The largest singular value of all.
 
     Returns:
       From a scope's name to a loop's trips, or to the branch that a conditional takes.

@@ -28,7 +28,7 @@ def load(length: int | None = None) -> Characters:
     """Read Python's help topics, 465,000 characters in Python 3.11, in the order of their names.
 
     Args:
-      length: take only so many characters from the start.
+      length: Take only so many characters from the start.
 
     Example:
       >>> text = load(length=1000)

@@ -16,12 +16,12 @@ class Spread(NamedTuple):
     """Several runs of one setting.
 
     Attributes:
-      n: how many runs.
-      mean: their mean.
-      std: the sample standard deviation; NaN of a single run.
-      low: the lower end of the mean's 95 % confidence interval (Student's t); NaN of a single run.
-      high: its upper end.
-      best: the smallest.
+      n: How many runs.
+      mean: Their mean.
+      std: The sample standard deviation; NaN of a single run.
+      low: The lower end of the mean's 95 % confidence interval (Student's t); NaN of a single run.
+      high: Its upper end.
+      best: The smallest.
     """
 
     n: int
@@ -36,12 +36,12 @@ class Paired(NamedTuple):
     """A setting against another, seed by seed; negative differences are improvements.
 
     Attributes:
-      n: how many seeds both have.
-      mean: the mean difference.
-      std: the sample standard deviation of the differences; NaN of a single seed.
-      low: the lower end of the mean's 95 % confidence interval; NaN of a single seed.
-      high: its upper end.
-      wins: for how many seeds the setting has the smaller value.
+      n: How many seeds both have.
+      mean: The mean difference.
+      std: The sample standard deviation of the differences; NaN of a single seed.
+      low: The lower end of the mean's 95 % confidence interval; NaN of a single seed.
+      high: Its upper end.
+      wins: For how many seeds the setting has the smaller value.
     """
 
     n: int
@@ -90,8 +90,8 @@ def seeds_needed(std: float, half_width: float) -> int:
     """How many seeds bring the 95 % interval of a mean down to plus or minus ``half_width``.
 
     Args:
-      std: the standard deviation of what is averaged.
-      half_width: half of the interval that would do; positive.
+      std: The standard deviation of what is averaged.
+      half_width: Half of the interval that would do; positive.
 
     Example:
       >>> seeds_needed(0.5, half_width=0.5)

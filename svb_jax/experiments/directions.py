@@ -18,9 +18,9 @@ class Directions(NamedTuple):
     """The independent directions of input-output correlation.
 
     Attributes:
-      inputs: orthonormal columns, one a direction.
-      outputs: orthonormal columns, one a direction.
-      sigma: the strengths.
+      inputs: Orthonormal columns, one a direction.
+      outputs: Orthonormal columns, one a direction.
+      sigma: The strengths.
     """
 
     inputs: np.ndarray

@@ -11,9 +11,9 @@ class Block(nn.Module):
     """Attention and a two-layer perceptron, each added to what goes in.
 
     Attributes:
-      heads: the number of attention heads.
-      normalizes: whether each branch begins with LayerNorm.
-      branch_weight: a branch f turns x into (1 - w) x + w f(x); the usual x + f(x) if not given.
+      heads: The number of attention heads.
+      normalizes: Whether each branch begins with LayerNorm.
+      branch_weight: A branch f turns x into (1 - w) x + w f(x); the usual x + f(x) if not given.
     """
 
     heads: int
@@ -47,12 +47,12 @@ class GPT(nn.Module):
     1 / (2 ``layers``), so that the network's gain is bounded by those of its matrices.
 
     Attributes:
-      vocabulary: how many characters there are.
-      width: features of each character.
-      layers: the number of blocks.
-      heads: attention heads in each.
-      context: the longest text.
-      normalizes: whether there are LayerNorms.
+      vocabulary: How many characters there are.
+      width: Features of each character.
+      layers: The number of blocks.
+      heads: Attention heads in each.
+      context: The longest text.
+      normalizes: Whether there are LayerNorms.
 
     Example:
       >>> import jax, jax.numpy as jnp

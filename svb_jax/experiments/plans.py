@@ -23,14 +23,14 @@ class PlanRecord:
     """The compiler's figures for one program, and what they are of.
 
     Attributes:
-      row: the row that was compiled, ``NAME/ROW``.
-      target: the accelerator and its number of chips.
-      planned_bytes: all memory on a chip.
-      step_seconds: of a step that does not project, the estimated cycles at the clock's rate; None where
+      row: The row that was compiled, ``NAME/ROW``.
+      target: The accelerator and its number of chips.
+      planned_bytes: All memory on a chip.
+      step_seconds: Of a step that does not project, the estimated cycles at the clock's rate; None where
         the compiler estimates none.
-      plan: all its figures.
-      jax: the version.
-      commit: of this package.
+      plan: All its figures.
+      jax: The version.
+      commit: Of this package.
     """
 
     row: str

@@ -138,8 +138,8 @@ def draw_bands(span: Callable[..., Any], experiment: Experiment[Any], rows: Sequ
 
     Args:
       span: ``axvspan`` or ``axhspan`` of the axes.
-      experiment: has the rows' bands.
-      rows: those that are drawn.
+      experiment: Has the rows' bands.
+      rows: Those that are drawn.
     """
     bands = sorted(
         {band for row in rows if (band := experiment.band(row)) is not None}, key=lambda band: band[1]

@@ -38,10 +38,10 @@ def write_run(
     """Write ``config.json``, ``metrics.jsonl``, ``spectrum.npz``, their sums and, last, ``result.json``.
 
     Args:
-      config: the run.
-      entries: one line an epoch.
-      spectrum: singular values by ``initial/<path>`` and ``final/<path>``.
-      result: what came out; hardware, jax's version and the commit are added.
+      config: The run.
+      entries: One line an epoch.
+      spectrum: Singular values by ``initial/<path>`` and ``final/<path>``.
+      result: What came out; hardware, jax's version and the commit are added.
     """
     folder = config.run_dir
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,8 +15,8 @@ def jacobian_norms(function: Callable[[jax.Array], jax.Array], points: jax.Array
     Lipschitz constant.
 
     Args:
-      function: from one point to an array.
-      points: stacked along the first axis.
+      function: From one point to an array.
+      points: Stacked along the first axis.
 
     Returns:
       One norm a point.

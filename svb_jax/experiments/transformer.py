@@ -76,8 +76,8 @@ def make_optimizer(config: GPTConfig, learning_rate: ArrayLike) -> optax.Gradien
     """AdamW, whose result is bounded if the row says so.
 
     Args:
-      config: the run.
-      learning_rate: the highest, possibly traced: runs that differ in it share what is compiled.
+      config: The run.
+      learning_rate: The highest, possibly traced: runs that differ in it share what is compiled.
     """
     steps = config.steps
     shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 10, steps)

@@ -28,7 +28,7 @@ class ConvNet(Network):
     stride 2; global average pooling and a classifier.
 
     Attributes:
-      stages: the channels of the three stages; the first convolution has the first stage's.
+      stages: The channels of the three stages; the first convolution has the first stage's.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -19,7 +19,7 @@ class MLP(_DenseNetwork):
     """``depth`` dense layers, each but the last followed by BatchNorm and ReLU.
 
     Attributes:
-      hidden: the size of the hidden layers.
+      hidden: The size of the hidden layers.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -45,7 +45,7 @@ class DeepLinear(_DenseNetwork):
     """The product of ``depth`` matrices: the paper's deep linear network, without any nonlinearity.
 
     Attributes:
-      hidden: the size of the hidden layers.
+      hidden: The size of the hidden layers.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -55,7 +55,7 @@ class InceptionBlock(Block):
     branch, which is the same as after the concatenation and leaves each BatchNorm next to one convolution.
 
     Attributes:
-      branches: the convolutions of each branch.
+      branches: The convolutions of each branch.
     """
 
     branches: Branches = BLOCK_A
@@ -77,8 +77,8 @@ class Reduction(Block):
     """Branches that end at stride 2 beside a pooling of the raw input, all concatenated.
 
     Attributes:
-      branches: the convolutions of each branch.
-      pads: whether to pad the windows at stride 2, so that an even size is halved.
+      branches: The convolutions of each branch.
+      pads: Whether to pad the windows at stride 2, so that an even size is halved.
     """
 
     branches: Branches = REDUCTION_A
@@ -103,7 +103,7 @@ class Stem(Block):
     """Inception-v4's stem, which Inception-ResNet-v2 shares: 299 × 299 × 3 to 35 × 35 × 384.
 
     Attributes:
-      width: multiplies every channel count.
+      width: Multiplies every channel count.
     """
 
     width: float = 1.0
@@ -139,7 +139,7 @@ class InceptionResNet(Network):
     90 (CIFAR) and 96 (ImageNet).
 
     Attributes:
-      stem: the channels of the convolutions before the first block, or ``None`` for the original stem, which
+      stem: The channels of the convolutions before the first block, or ``None`` for the original stem, which
         wants images of at least 75 × 75; without it the reductions are padded, so that 32 × 32 ends as 8 × 8.
 
     Example:

@@ -19,11 +19,11 @@ class Summary:
     """The counts of a network.
 
     Attributes:
-      layers: the weight layers on the longest path from input to output. The standard Wide ResNet is counted
+      layers: The weight layers on the longest path from input to output. The standard Wide ResNet is counted
         as its authors do: every convolution, with the projections and without the classifier.
-      parameters: the number of trainable numbers.
-      multiply_adds: the products in all convolutions and matrix multiplications, for one image.
-      matrices: each kernel's path and shape, in the order of use.
+      parameters: The number of trainable numbers.
+      multiply_adds: The products in all convolutions and matrix multiplications, for one image.
+      matrices: Each kernel's path and shape, in the order of use.
     """
 
     layers: int
@@ -38,9 +38,9 @@ def summary(
     """Count a network's layers, parameters and multiply-adds, without allocating any of them.
 
     Args:
-      model: a name in :data:`svb_jax.models.MODELS`, or a network.
-      image_shape: height, width and channels of an image; the network's own if not given.
-      **settings: what to pass to :func:`svb_jax.models.make` beside the name.
+      model: A name in :data:`svb_jax.models.MODELS`, or a network.
+      image_shape: Height, width and channels of an image; the network's own if not given.
+      **settings: What to pass to :func:`svb_jax.models.make` beside the name.
 
     Example:
       >>> import svb_jax.models
@@ -73,9 +73,9 @@ def pairs(
     computed. A kernel whose output is summed or concatenated first is not among them.
 
     Args:
-      model: a name in :data:`svb_jax.models.MODELS`, or a network.
-      image_shape: height, width and channels of an image; the network's own if not given.
-      **settings: what to pass to :func:`svb_jax.models.make` beside the name.
+      model: A name in :data:`svb_jax.models.MODELS`, or a network.
+      image_shape: Height, width and channels of an image; the network's own if not given.
+      **settings: What to pass to :func:`svb_jax.models.make` beside the name.
 
     Example:
       >>> import svb_jax.models

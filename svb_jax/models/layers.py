@@ -32,14 +32,14 @@ def conv(
     """Return a convolution without bias, orthogonal at first.
 
     Args:
-      features: the number of output channels.
-      kernel_size: height and width of the kernel.
-      strides: the step in both directions.
-      padding: as ``flax.linen.Conv`` has it; if not given, half the kernel on either side, so that output
+      features: The number of output channels.
+      kernel_size: Height and width of the kernel.
+      strides: The step in both directions.
+      padding: As ``flax.linen.Conv`` has it; if not given, half the kernel on either side, so that output
         ``i`` stays centred on input ``strides * i``, as a 1 × 1 shortcut is (``"SAME"`` is not, at stride 2).
-      dtype: the type to compute in; the kernel is float32.
-      convolve: what computes it, if not ``jax.lax.conv_general_dilated``.
-      name: the layer's name in the parameter tree.
+      dtype: The type to compute in; the kernel is float32.
+      convolve: What computes it, if not ``jax.lax.conv_general_dilated``.
+      name: The layer's name in the parameter tree.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -76,10 +76,10 @@ def batch_norm(
     """Return the paper's BatchNorm: momentum 0.9, epsilon 1e-5, float32 parameters and statistics.
 
     Args:
-      train: normalise by the batch and update the running statistics; else normalise by these.
-      dtype: the type of the output.
-      axis_name: the mapped axis over which to average the batch's statistics.
-      name: the layer's name in the parameter tree.
+      train: Normalise by the batch and update the running statistics; else normalise by these.
+      dtype: The type of the output.
+      axis_name: The mapped axis over which to average the batch's statistics.
+      name: The layer's name in the parameter tree.
     """
     return nn.BatchNorm(
         use_running_average=not train,
@@ -100,8 +100,8 @@ class Block(nn.Module):
     """A part of a network that is told which convolution and which normalisation to use.
 
     Attributes:
-      conv: called as ``conv(features, kernel_size, strides, padding, name=...)``.
-      norm: called as ``norm(train=..., name=...)``; both return a module.
+      conv: Called as ``conv(features, kernel_size, strides, padding, name=...)``.
+      norm: Called as ``norm(train=..., name=...)``; both return a module.
     """
 
     conv: LayerFactory = conv
@@ -123,10 +123,10 @@ class Network(Block):
     """A classifier of images, NHWC.
 
     Attributes:
-      num_classes: the number of outputs.
-      width: multiplies every channel count, for scaled-down studies and tests.
-      depth: each network's own measure of depth.
-      dtype: the type the classifier computes in; ``conv`` and ``norm`` carry their own.
+      num_classes: The number of outputs.
+      width: Multiplies every channel count, for scaled-down studies and tests.
+      depth: Each network's own measure of depth.
+      dtype: The type the classifier computes in; ``conv`` and ``norm`` carry their own.
     """
 
     num_classes: int = 10

@@ -15,12 +15,12 @@ class NNXConvNet(nnx.Module):
     ``model.train()`` and ``model.eval()`` say whether BatchNorm uses the batch or its running statistics.
 
     Args:
-      depth: the X in 6X + 2 layers.
-      num_classes: the number of outputs.
-      width: multiplies every channel count.
-      input_channels: the number of channels of an image.
-      dtype: the type to compute in; parameters and statistics stay float32.
-      rngs: the generator of the initial weights.
+      depth: The X in 6X + 2 layers.
+      num_classes: The number of outputs.
+      width: Multiplies every channel count.
+      input_channels: The number of channels of an image.
+      dtype: The type to compute in; parameters and statistics stay float32.
+      rngs: The generator of the initial weights.
 
     Example:
       >>> from flax import nnx

@@ -22,11 +22,11 @@ class Entry:
     """One network of the table.
 
     Attributes:
-      constructor: the module's class.
-      settings: the arguments that make it this network.
-      num_classes: the number of outputs, unless another is asked for.
-      paper_layers: the number of layers that the paper prints, if it prints one.
-      paper_parameters: the number of parameters that the paper prints, in its own digits.
+      constructor: The module's class.
+      settings: The arguments that make it this network.
+      num_classes: The number of outputs, unless another is asked for.
+      paper_layers: The number of layers that the paper prints, if it prints one.
+      paper_parameters: The number of parameters that the paper prints, in its own digits.
     """
 
     constructor: type[Network]
@@ -96,14 +96,14 @@ def make(
     """Return a network by its name.
 
     Args:
-      name: a name in :data:`MODELS`.
-      num_classes: the number of outputs; the entry's own if not given.
-      width: multiplies every channel count (rounded, at least 1), for scaled-down studies and tests.
-      depth: the X in 6X + 2 layers (in 6X + 4, for Wide ResNets); the blocks of the first stage of X, 2X
+      name: A name in :data:`MODELS`.
+      num_classes: The number of outputs; the entry's own if not given.
+      width: Multiplies every channel count (rounded, at least 1), for scaled-down studies and tests.
+      depth: The X in 6X + 2 layers (in 6X + 4, for Wide ResNets); the blocks of the first stage of X, 2X
         and X of an Inception-ResNet; the number of dense layers of the others. The entry's if not given.
-      dtype: the type to compute in; parameters and BatchNorm statistics stay float32.
-      axis_name: the mapped axis over which BatchNorm averages its statistics.
-      **overrides: further fields of the module, such as ``norm=`` for another normalisation (called as
+      dtype: The type to compute in; parameters and BatchNorm statistics stay float32.
+      axis_name: The mapped axis over which BatchNorm averages its statistics.
+      **overrides: Further fields of the module, such as ``norm=`` for another normalisation (called as
         ``norm(train=..., name=...)``) or ``conv=``; those then carry their own ``dtype``.
 
     Returns:

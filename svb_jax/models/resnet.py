@@ -10,9 +10,9 @@ class Unit(Block):
     """Two pre-activated 3 × 3 convolutions, added to their input or to a projection of it.
 
     Attributes:
-      features: the number of output channels.
-      strides: the first convolution's, and the projection's.
-      shares_activation: whether the projection takes the first convolution's BatchNorm and ReLU, or brings
+      features: The number of output channels.
+      strides: The first convolution's, and the projection's.
+      shares_activation: Whether the projection takes the first convolution's BatchNorm and ReLU, or brings
         its own.
     """
 
@@ -43,10 +43,10 @@ class PreactResNet(Network):
     features over three first convolutions, so that the first stage needs no projection.
 
     Attributes:
-      stem: the channels of the convolutions before the first stage.
-      stages: the channels of the stages.
-      normalizes_stem: whether BatchNorm and ReLU follow the convolutions of the stem.
-      shares_activation: whether a projection shares the unit's first BatchNorm and ReLU.
+      stem: The channels of the convolutions before the first stage.
+      stages: The channels of the stages.
+      normalizes_stem: Whether BatchNorm and ReLU follow the convolutions of the stem.
+      shares_activation: Whether a projection shares the unit's first BatchNorm and ReLU.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -103,7 +103,7 @@ def average_down(images: np.ndarray, image_size: int) -> np.ndarray:
     """Shrink square images by averaging blocks of pixels.
 
     Args:
-      images: uint8, (count, size, size, channels).
+      images: Uint8, (count, size, size, channels).
       image_size: The new size, which must divide the old.
 
     Returns:

@@ -40,9 +40,9 @@ def clip_batches(batches: list[Batch], method: Method, is_partial: bool = False)
     """Clip the active, finite matrices of every batch into their bands.
 
     Args:
-      batches: the matrices; a batch may be empty.
-      method: the route.
-      is_partial: whether there may be batches without any active matrix, which then cost nothing.
+      batches: The matrices; a batch may be empty.
+      method: The route.
+      is_partial: Whether there may be batches without any active matrix, which then cost nothing.
     """
     batches = [with_sound_band(batch) for batch in batches]
     results = dict(enumerate(map(untouched, batches)))

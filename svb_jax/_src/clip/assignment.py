@@ -13,7 +13,7 @@ class Assignment(NamedTuple):
       counts: (kinds, owners), how many each owns.
       starts: (kinds, owners), where its run begins among the matrices of its kind.
       offsets: (kinds, owners), where its run begins in the owner's chunk of a flat buffer.
-      chunk: the length of a chunk, the longest owner's.
+      chunk: The length of a chunk, the longest owner's.
     """
 
     counts: np.ndarray

@@ -30,10 +30,10 @@ def clip_batched(batches: Sequence[Batch], route: Route, *, can_pad: bool, is_pa
     """Clip every matrix of every batch, those that are alike together.
 
     Args:
-      batches: the matrices.
-      route: how they are clipped.
-      can_pad: whether the route takes padding: one that completes vanished directions must know of it.
-      is_partial: whether there may be batches without any active matrix, which then cost nothing.
+      batches: The matrices.
+      route: How they are clipped.
+      can_pad: Whether the route takes padding: one that completes vanished directions must know of it.
+      is_partial: Whether there may be batches without any active matrix, which then cost nothing.
     """
     clipped: dict[int, Clipped] = {}
     for members in group_alike([batch.matrices for batch in batches], can_pad):
@@ -122,8 +122,8 @@ def clip_active(batch: Batch, clip: Callable[..., Clipped]) -> Clipped:
     """Clip the active, finite matrices of a batch by ``clip``, which takes no others.
 
     Args:
-      batch: the matrices.
-      clip: from finite matrices and the ends of their bands to the clipped matrices.
+      batch: The matrices.
+      clip: From finite matrices and the ends of their bands to the clipped matrices.
     """
     matrices, lower, upper, is_active = batch
     is_active &= jnp.all(jnp.isfinite(matrices), axis=(1, 2))

@@ -46,13 +46,13 @@ def clip_over_devices(
     """Clip leaves over an axis or, if none is named, over a mesh: that of ``shardings``, if none is given.
 
     Args:
-      leaves: how each is read as matrices.
-      values: the leaves.
-      bands: one a leaf.
-      method: the route.
-      axis_name: as for :func:`clip_over_axis`.
-      mesh: as for :func:`clip_over_mesh`.
-      shardings: a tree of them like the parameters', if it is known how these lie on the mesh.
+      leaves: How each is read as matrices.
+      values: The leaves.
+      bands: One a leaf.
+      method: The route.
+      axis_name: As for :func:`clip_over_axis`.
+      mesh: As for :func:`clip_over_mesh`.
+      shardings: A tree of them like the parameters', if it is known how these lie on the mesh.
     """
     if axis_name is not None:
         return _differentiable(clip_over_axis, leaves, method, axis_name)(list(values), list(bands))
@@ -109,11 +109,11 @@ def clip_over_axis(
     """Clip leaves that are the same on all devices of an axis, each matrix on one of them.
 
     Args:
-      leaves: how each is read as matrices.
-      values: the leaves.
-      bands: one a leaf.
-      method: the route.
-      axis_name: the axis of the ``pmap`` or ``shard_map`` that this runs in.
+      leaves: How each is read as matrices.
+      values: The leaves.
+      bands: One a leaf.
+      method: The route.
+      axis_name: The axis of the ``pmap`` or ``shard_map`` that this runs in.
     """
     axes = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     nowhere = [((),) * len(leaf.shape) for leaf in leaves]
@@ -132,12 +132,12 @@ def clip_over_mesh(
     """Clip leaves under ``jit``, each matrix on one device of a mesh; they come back as they lay.
 
     Args:
-      leaves: how each is read as matrices.
-      values: the leaves.
-      bands: one a leaf.
-      method: the route.
-      mesh: the devices.
-      shardings: how each leaf lies on them; None where that is not known, which costs a gather.
+      leaves: How each is read as matrices.
+      values: The leaves.
+      bands: One a leaf.
+      method: The route.
+      mesh: The devices.
+      shardings: How each leaf lies on them; None where that is not known, which costs a gather.
     """
     known = [_sharding(*each, mesh) for each in zip(values, shardings, strict=True)]
     specs = tuple(_spec(*each) for each in zip(leaves, known, strict=True))

@@ -30,11 +30,11 @@ class ShardedBatch(NamedTuple):
 
     Attributes:
       shards: (b, ...), then the axes of ``layout``.
-      layout: how each matrix lies.
-      batch_names: the mesh's axes that split the batch.
-      lower: the lower end of the band of all.
-      upper: its upper end.
-      is_active: whether to clip them.
+      layout: How each matrix lies.
+      batch_names: The mesh's axes that split the batch.
+      lower: The lower end of the band of all.
+      upper: Its upper end.
+      is_active: Whether to clip them.
     """
 
     shards: jax.Array
@@ -49,8 +49,8 @@ class Result(NamedTuple):
     """A batch's new shards, and what was seen of its matrices on all devices.
 
     Attributes:
-      shards: as in the batch.
-      seen: the figures of :class:`Clipped`, in no particular order of the matrices.
+      shards: As in the batch.
+      seen: The figures of :class:`Clipped`, in no particular order of the matrices.
     """
 
     shards: jax.Array
@@ -61,9 +61,9 @@ def clip_sharded(batches: Sequence[ShardedBatch], axes: Names, method: Method) -
     """Clip all matrices, each on one device of the axes, and return them as they lay.
 
     Args:
-      batches: every device's shards.
-      axes: all axes of the mesh over which to share.
-      method: the route.
+      batches: Every device's shards.
+      axes: All axes of the mesh over which to share.
+      method: The route.
     """
     results: dict[int, Result] = {}
     last: list[jax.Array] = []

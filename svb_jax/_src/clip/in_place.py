@@ -38,11 +38,11 @@ def clip_in_place(
     """Clip a leaf's matrices and return them, and what was seen of each.
 
     Args:
-      leaf: how it is read as matrices.
-      value: the leaf, under ``jit``.
-      band: of all its matrices.
-      names: for each of the leaf's axes, those of the mesh that split it.
-      mesh: the devices.
+      leaf: How it is read as matrices.
+      value: The leaf, under ``jit``.
+      band: Of all its matrices.
+      names: For each of the leaf's axes, those of the mesh that split it.
+      mesh: The devices.
     """
     splitting = tuple(name for axis in leaf.reduction + leaf.output for name in names[axis])
     holding = tuple(name for axis in leaf.batch for name in names[axis])

@@ -149,8 +149,8 @@ def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array,
     Each step takes two products, X ← X (a I + b XᵀX). Their number follows from ``least`` alone.
 
     Args:
-      matrices: a batch of matrices, of singular values up to 1.
-      least: for each, the smallest singular value to be taken to 1. Smaller ones end between 0 and 1.
+      matrices: A batch of matrices, of singular values up to 1.
+      least: For each, the smallest singular value to be taken to 1. Smaller ones end between 0 and 1.
 
     Returns:
       The factors, and their Gram matrices before the last step.
@@ -194,10 +194,10 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
     With p = a I + b K each step is K ← p K p and R ← R p, three products. The first takes none.
 
     Args:
-      gram: a batch of Gram matrices K.
+      gram: A batch of Gram matrices K.
       low: (b,), the lower end of an interval that the roots of their eigenvalues are in.
       high: (b,), its upper end.
-      max_steps: how many steps to take at most; fewer if they are enough for those intervals.
+      max_steps: How many steps to take at most; fewer if they are enough for those intervals.
     """
     eye = eye_like(gram)
 
@@ -244,11 +244,11 @@ def outside_projector(
     With c the centre of the band, sign(X) tells the side of each eigenvalue: it is valid outside the band.
 
     Args:
-      small: a batch of symmetric matrices.
-      root: by what to multiply them to have H, of eigenvalues from 0 to ``bound``.
-      lower: the lower ends of the bands.
-      upper: the upper ends.
-      bound: the largest eigenvalue at most.
+      small: A batch of symmetric matrices.
+      root: By what to multiply them to have H, of eigenvalues from 0 to ``bound``.
+      lower: The lower ends of the bands.
+      upper: The upper ends.
+      bound: The largest eigenvalue at most.
     """
     centre, size, radius, reach, first, second = sign_units(lower, upper, bound)
     eye = eye_like(small)

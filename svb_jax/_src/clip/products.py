@@ -77,7 +77,7 @@ class State(NamedTuple):
       root_unit: (b,), the square root of those units: divided by its square, which itself may overflow.
       low: (b,), the lower end of the interval that X's singular values are in, on the way to the factor.
       high: (b,), its upper end.
-      clipped: the matrices and what was seen of them; ``is_missed`` are those yet to be clipped.
+      clipped: The matrices and what was seen of them; ``is_missed`` are those yet to be clipped.
     """
 
     purpose: jax.Array
@@ -96,7 +96,7 @@ class Spectrum(NamedTuple):
       matrices: (b, m, m), symmetric.
       bound: (b,), no smaller than their leading eigenvalue.
       largest: (b,), their leading eigenvalue, estimated from below.
-      root: of G and of K over ``bound``.
+      root: Of G and of K over ``bound``.
     """
 
     matrices: jax.Array
@@ -111,7 +111,7 @@ class Rows:
 
     Attributes:
       num_own: (b,) or for all, how many rows a matrix has in all, above rows of zeros.
-      axis_names: the mesh's axes that split the rows.
+      axis_names: The mesh's axes that split the rows.
     """
 
     num_own: ArrayLike
@@ -145,9 +145,9 @@ def clip_by_products(
     """Clip the singular values of tall matrices of any rank and size, but for inactive and non-finite ones.
 
     Args:
-      batch: the matrices (b, m, n) with m ≥ n, and their bands.
+      batch: The matrices (b, m, n) with m ≥ n, and their bands.
       num_rows: (b,) or for all, how many rows of a matrix are its own, above rows of zeros; all if not given.
-      axis_names: of a surrounding ``shard_map``, the axes that split the rows of each matrix.
+      axis_names: Of a surrounding ``shard_map``, the axes that split the rows of each matrix.
 
     Returns:
       The clipped matrices and what was seen of them. The extreme singular values are Rayleigh quotients,

@@ -17,10 +17,10 @@ class Layout:
     """How a matrix lies on the devices; matrices laid out alike travel together.
 
     Attributes:
-      sizes: of the axes that make up a matrix, this device's part of each.
-      names: of the mesh's axes that split each of them.
-      num_rows: how many of them make up the rows.
-      dtype: of the entries.
+      sizes: Of the axes that make up a matrix, this device's part of each.
+      names: Of the mesh's axes that split each of them.
+      num_rows: How many of them make up the rows.
+      dtype: Of the entries.
     """
 
     sizes: tuple[int, ...]

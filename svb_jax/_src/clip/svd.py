@@ -19,7 +19,7 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
       matrices: (..., m, n) with m ≥ n.
       lower: (...), the band's lower end.
       upper: (...), the band's upper end.
-      padding: how many zero columns do not count in the statistics.
+      padding: How many zero columns do not count in the statistics.
     """
     unit = power_of_two(matrices)
     u, s, vt = jnp.linalg.svd(matrices / unit[..., None, None], full_matrices=False)

@@ -26,7 +26,7 @@ class Bucket:
     """Batches that share a program.
 
     Attributes:
-      members: their positions.
+      members: Their positions.
       shape: (long, short), what each of their matrices is padded to, its long side first.
     """
 

@@ -18,10 +18,10 @@ def slice_at(array: jax.Array, start: int, size: int, zero: jax.Array) -> jax.Ar
     """Return ``array[start : start + size]``.
 
     Args:
-      array: what to slice along its first axis.
-      start: where the slice begins.
-      size: how long it is.
-      zero: an :func:`opaque_zero`.
+      array: What to slice along its first axis.
+      start: Where the slice begins.
+      size: How long it is.
+      zero: An :func:`opaque_zero`.
     """
     if size == len(array):
         return array
