@@ -185,6 +185,23 @@ def test_a_process_on_a_plain_terminal_spells_and_names_the_module(tmp_path):
     assert b"Try: python -m experiments run table1" in done.stderr
 
 
+def test_tables_on_a_plain_terminal_stay_aligned(monkeypatch):
+    _, *table = printed_on_a_terminal(["list", "table1"], "ascii", monkeypatch).splitlines()
+    assert "eps of BBN" in table[1]
+    assert "6.10 (6.22 +/- 0.14)" in table[3]
+    assert len({len(line) for line in table}) == 1
+
+
+@pytest.mark.parametrize("words", [["list"], ["list", "table1"], ["run", "--help"], ["--help"]])
+def test_a_reader_that_leaves_early_is_no_failure(words):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "experiments", *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_spelling_leaves_nothing_but_ascii():
     everything = "".join(path.read_text() for path in (ROOT / "svb_jax/experiments").glob("*.py"))
     spelled = spell(everything)

@@ -266,6 +266,29 @@ def test_files_that_are_not_what_they_say_get_a_sentence(tmp_path, capsys):
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"dtype", b"dtypo"),
+        (b'"F32"', b"[32]"),
+        (b"[2, 2]", b"[4.0]"),
+        (b"[2, 2]", b"[-2,-2]"),
+        (b"[0, 16]", b"[0]"),
+    ],
+)
+def test_entries_that_safetensors_cannot_have_are_named(before, after, tmp_path, capsys):
+    text = safetensors({"w": np.eye(2, dtype=np.float32)}, {"w": "F32"})[8:-16].replace(before, after)
+    (tmp_path / "shard.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "in shard.safetensors, the header does not say what 'w' is" in capsys.readouterr().err
+
+
+def test_paths_too_deep_for_a_tree_are_refused(tmp_path, capsys):
+    np.savez(tmp_path / "deep.npz", **{"a/" * 5000 + "kernel": np.eye(2)})
+    assert main(["inspect", str(tmp_path / "deep.npz")]) == 2
+    assert "lies 5000 levels deep" in capsys.readouterr().err
+
+
 def test_weights_that_are_no_tree_are_refused():
     for paths in (("a", "a/b"), ("a/b", "a")):
         with pytest.raises(UnreadableWeightsError):

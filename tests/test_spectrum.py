@@ -416,3 +416,9 @@ class TestFoldedSingularValues:
         stats = {"norm": {"var": jnp.ones(3)}}
         with pytest.raises(ValueError, match="got 'norm' of 3 channels after 'kernel' of 2 outputs"):
             folded_singular_values({"kernel": jnp.eye(2)}, stats, [("kernel", "norm")])
+
+
+def test_huge_values_are_printed_with_an_exponent():
+    params = {"kernel": np.diag(np.array([1e30, 2.0, 1.0], np.float32))}
+    *_, row = str(spectrum_summary(params)).splitlines()
+    assert row.split() == ["kernel", "1", "3", "x", "3", "1.0000", "1.0e+30", "inf", "33.3%", "1.0e+60"]

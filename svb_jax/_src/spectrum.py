@@ -210,12 +210,16 @@ def _printed_row(row: MatrixSummary) -> tuple[str, ...]:
         row.path,
         str(row.num_matrices),
         f"{out} x {reduction}",
-        f"{row.sigma_min:.4f}",
-        f"{row.sigma_max:.4f}",
-        f"{row.condition_number:.2f}" if row.condition_number < 1e6 else f"{row.condition_number:.1e}",
+        _printed(row.sigma_min, 4),
+        _printed(row.sigma_max, 4),
+        _printed(row.condition_number, 2),
         f"{row.share_in_band:.1%}",
-        f"{row.orthogonality_distance:.4f}",
+        _printed(row.orthogonality_distance, 4),
     )
+
+
+def _printed(number: float, digits: int) -> str:
+    return f"{number:.{digits}f}" if number < 1e6 else f"{number:.1e}"
 
 
 def _named(path: str, known: Mapping[str, Any], what: str) -> Any:

@@ -15,12 +15,12 @@ import numpy as np
 import tyro
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from rich.console import Console
 from rich.table import Table
 
 from svb_jax import models
 from svb_jax.ahead_of_time import Plan, Target, compile_plan, find_target, well_conditioned
 from svb_jax.experiments import catalogue
+from svb_jax.experiments.console import PlainConsole
 from svb_jax.experiments.listing import CLASSES, IMAGES
 from svb_jax.experiments.plans import save_plan, step_seconds
 from svb_jax.experiments.record import RESULTS
@@ -67,7 +67,7 @@ class Compile:
                 raise
             print(f"{self.name} does not fit {target.name}: {str(error).splitlines()[0]}")
             return 1
-        Console().print(plan_table(self.name, config, target, plan))
+        PlainConsole().print(plan_table(self.name, config, target, plan))
         if self.record:
             print(f"Recorded in {save_plan(self.name, config, target, plan, self.results)}.")
         return 0 if plan.planned_bytes <= target.memory_bytes else 1

@@ -12,10 +12,10 @@ rounding; SGD's singular values drift away from one, those of the others stay in
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from svb_jax.experiments import record, report
+from svb_jax.experiments.console import PlainConsole
 from svb_jax.experiments.experiment import RUNS, Experiment
 from svb_jax.experiments.plots import STANDARD_FIGURES
 from svb_jax.experiments.runner import ensure_run
@@ -63,6 +63,7 @@ class Demo:
     """
 
     seed: int = 0
+    """The seed of all three runs."""
     runs: Path = RUNS
     """Where the runs and the report go."""
 
@@ -80,7 +81,7 @@ class Demo:
 
 def print_comparison(runs: record.Runs) -> None:
     """Print the report's table, as far as a terminal has room for it."""
-    console = Console()
+    console = PlainConsole()
     full = results_table(EXPERIMENT, runs)
     # Not the times: most of such a short run is compilation.
     shown = ("row", "test error %", "best epoch", "after a last projection")

@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from svb_jax import models
 from svb_jax.ahead_of_time import find_target
 from svb_jax.experiments import catalogue
+from svb_jax.experiments.console import PlainConsole
 from svb_jax.experiments.experiment import Experiment
 from svb_jax.experiments.plans import load_plan
 from svb_jax.experiments.program import command
@@ -62,7 +62,9 @@ def _summary(model: str, num_classes: int, width: float, depth: int | None) -> m
 class List:
     """List the experiments, or the rows of those named."""
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+    ] = ()
     """Experiments whose rows to list."""
     costs: bool = False
     """Print what every row costs at full scale: parameters, steps, operations, memory and time."""
@@ -72,7 +74,7 @@ class List:
     def run(self) -> None:
         """Print a table of experiments, or of rows."""
         chosen = [catalogue.find(name)[0] for name in self.names] or list(catalogue.EXPERIMENTS.values())
-        console = Console()
+        console = PlainConsole()
         if self.costs:
             console.print(costs_table(chosen, find_target(self.target).name))
             compiling = f"{command('compile')} NAME/ROW --target {self.target} --record"

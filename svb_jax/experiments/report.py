@@ -72,7 +72,9 @@ class Chapter:
 class Report:
     """Write finished runs, with the paper's numbers beside them, as report.html and report.md."""
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+    ] = ()
     """Experiments to report; all that have runs if none is given."""
     out: Path = RUNS
     """The folder to write to."""

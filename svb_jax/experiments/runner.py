@@ -31,7 +31,9 @@ class Run:
     What has finished before is skipped, what was interrupted goes on from its last checkpoint.
     """
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME[/ROW] ...")] = ()
+    names: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME[/ROW] ...", help_behavior_hint="")
+    ] = ()
     """NAME or NAME/ROW, as `list` prints them: figure2, table1/svb+bbn."""
     scale: Literal["full", "long", "medium", "small", "smoke"] = "full"
     """full: as in the paper, for accelerators. medium: all images at half the size, for a CPU core.
@@ -47,7 +49,7 @@ class Run:
     """Where the data sets are, as `data import` left them."""
     devices: int | None = None
     """How many of this host's devices to use; all if not given (smoke: one)."""
-    tracker: tuple[str, ...] = ()
+    tracker: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
     """Where to send the numbers besides metrics.jsonl: tensorboard, wandb, or your own module:Class."""
 
     def run(self) -> None:

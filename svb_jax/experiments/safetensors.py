@@ -5,9 +5,9 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,6 +22,15 @@ TYPES = {
 }
 # Floats of eight bits and fewer are weights up to factors that are kept elsewhere, as in packed integers.
 SKIPPED_TYPES = re.compile(r"[IU]\d+|BOOL|C\d+|F[468]_?\w*")
+
+
+class Entry(NamedTuple):
+    """Where an array lies in the file's data, and what it is."""
+
+    dtype: str
+    shape: Sequence[int]
+    start: int
+    end: int
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -43,12 +52,14 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"it is cut short: its header should end at byte {end}")
     header = json.loads(content[8:end], object_pairs_hook=_without_repetition)
     data = memoryview(content)[end:]
-    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if not isinstance(header, dict):
+        raise ValueError("its header does not list arrays by name")
+    entries = {name: _entry(name, found) for name, found in header.items() if name != "__metadata__"}
     _refuse_overlaps(entries)
     return {
         name: _read(name, entry, data)
         for name, entry in entries.items()
-        if not SKIPPED_TYPES.fullmatch(entry["dtype"])
+        if not SKIPPED_TYPES.fullmatch(entry.dtype)
     }
 
 
@@ -60,15 +71,24 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _refuse_overlaps(entries: Mapping[str, Any]) -> None:
-    ranges = sorted((*entry["data_offsets"], name) for name, entry in entries.items())
+def _entry(name: str, found: Any) -> Entry:
+    match found:
+        case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(end)]} if all(
+            isinstance(length, int) and length >= 0 for length in shape
+        ):
+            return Entry(dtype, shape, start, end)
+    raise ValueError(f"the header does not say what {name!r} is, by dtype, shape and data_offsets")
+
+
+def _refuse_overlaps(entries: Mapping[str, Entry]) -> None:
+    ranges = sorted((entry.start, entry.end, name) for name, entry in entries.items())
     for (_, end, one), (start, _, other) in itertools.pairwise(ranges):
         if start < end:
             raise ValueError(f"{one!r} and {other!r} share bytes")
 
 
-def _read(name: str, entry: Mapping[str, Any], data: memoryview) -> np.ndarray:
-    kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+def _read(name: str, entry: Entry, data: memoryview) -> np.ndarray:
+    kind, shape, start, end = entry
     if kind not in TYPES:
         raise ValueError(f"it holds {name!r} as {kind}, which inspect does not read")
     dtype = np.dtype(TYPES[kind])

@@ -21,7 +21,7 @@ class Train:
     """
 
     config: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=TrainConfig)
-    tracker: tuple[str, ...] = ()
+    tracker: Annotated[tuple[str, ...], tyro.conf.arg(help_behavior_hint="")] = ()
     """Where to send the numbers besides metrics.jsonl: tensorboard, wandb, or your own module:Class."""
     hosts: Annotated[Hosts, tyro.conf.arg(name="")] = field(default_factory=Hosts)
 

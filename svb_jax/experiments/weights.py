@@ -19,6 +19,9 @@ from svb_jax.experiments.safetensors import read_safetensors
 
 Weights = dict[str, np.ndarray]
 
+MOST_OWNERS = 100
+"""Levels above an array. No network nests its layers so deep, and JAX walks a tree by recursion."""
+
 
 class UnreadableWeightsError(ValueError):
     """A file that does not hold what its name says."""
@@ -74,6 +77,10 @@ def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for path, array in weights.items():
         *owners, leaf = _words(path)
+        if len(owners) > MOST_OWNERS:
+            raise UnreadableWeightsError(
+                f"{path[:40]!r}... lies {len(owners)} levels deep: {MOST_OWNERS} at most."
+            )
         branch = tree
         for owner in owners:
             branch = branch.setdefault(owner, {})
@@ -104,7 +111,10 @@ def _read_folder(path: Path) -> Weights:
         return _read_orbax(path)
     weights: Weights = {}
     for shard in shards:
-        arrays = read_safetensors(shard)
+        try:
+            arrays = read_safetensors(shard)
+        except ValueError as error:
+            raise ValueError(f"in {shard.name}, {error}") from error
         if twice := sorted(arrays.keys() & weights.keys()):
             raise ValueError(f"it holds {twice[0]!r} in two files; name one of them")
         weights |= arrays
