@@ -123,6 +123,22 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, damage, which):
     assert saved_steps(folder) == [1, 2]
 
 
+def test_a_damaged_checkpoint_of_many_arrays_is_told_without_a_traceback(tmp_path, monkeypatch):
+    uncaught = []
+    monkeypatch.setattr(sys, "unraisablehook", uncaught.append)
+    kernels = {str(number): np.full((30, 40), number, np.float32) for number in range(60)}
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save({"step": np.int32(1), "params": kernels}, seconds=0.0, test_error=None)
+    _truncate(tmp_path / "1" / "state" / "manifest.ocdbt")
+    # Which reads are under way when the first one fails is chance: several times.
+    for _ in range(10):
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_checkpoint(tmp_path / "1")
+    # Reads that were left behind would end, and complain, about now.
+    time.sleep(0.5)
+    assert uncaught == []
+
+
 def test_swapped_arrays_are_noticed(tmp_path):
     folder = tmp_path / "checkpoints"
     _save(folder, [5.0, 4.0])

@@ -1,8 +1,10 @@
 """Checkpoints that are whole or not used: read back, and checked by our own sums."""
 
+import asyncio
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,11 +173,47 @@ def first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0][:300]
 
 
+def arrays_handler() -> ocp.PyTreeCheckpointHandler:
+    """Return what reads and writes a checkpoint's arrays."""
+    # All arrays are NumPy's; Orbax warns of a registry that does not know JAX's.
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (np.ndarray, _Patient()), (jax.Array, ocp.type_handlers.ArrayHandler())
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry, multiprocessing_options=alone())
+
+
+class _Patient(ocp.type_handlers.NumpyHandler):
+    """Reads or writes arrays side by side, and lets all of them end before it reports that one failed.
+
+    Orbax alone reports the first failure and closes the event loop of the others. Each that ends later
+    tells the closed loop so, in a traceback that Python prints because nobody can catch it.
+    """
+
+    async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
+        async with _waiting():
+            await super()._background_serialize(values, infos, args)
+
+    async def deserialize(self, infos: Any, args: Any = None) -> Any:
+        """Read arrays."""
+        async with _waiting():
+            return await super().deserialize(infos, args)
+
+
+@contextlib.asynccontextmanager
+async def _waiting() -> AsyncIterator[None]:
+    """Wait in the end for every task that was begun meanwhile."""
+    before = asyncio.all_tasks()
+    try:
+        yield
+    finally:
+        await asyncio.gather(*(asyncio.all_tasks() - before), return_exceptions=True)
+
+
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
     for path in folder.rglob("*"):
         if not path.is_dir():
             check_regular(path)
-    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone())
+    handler = arrays_handler()
     with ocp.Checkpointer(handler, multiprocessing_options=alone()) as reader:
         return reader.restore(folder.absolute())
 

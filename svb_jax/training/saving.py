@@ -1,6 +1,5 @@
 """Saves checkpoints in the background, by Orbax, and keeps the newest ones and the best."""
 
-import asyncio
 import contextlib
 import os
 import re
@@ -17,6 +16,7 @@ from svb_jax.training.checkpoint import (
     CheckpointError,
     Notes,
     alone,
+    arrays_handler,
     checksum,
     first_line,
     load_notes,
@@ -174,30 +174,9 @@ def _saved_errors(folder: Path) -> dict[int, float | None]:
     return errors
 
 
-class _PatientWriter(ocp.type_handlers.NumpyHandler):
-    """Writes arrays side by side, and lets all of them end before it reports that one failed.
-
-    Orbax alone reports the first failure and closes the writes' event loop. Each write that ends later
-    tells the closed loop so, in a traceback that Python prints because nobody can catch it.
-    """
-
-    async def _background_serialize(self, values: Any, infos: Any, args: Any = None) -> None:
-        try:
-            await super()._background_serialize(values, infos, args)
-        finally:
-            # The loop is this save's own: whatever else it runs are the other writes.
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            await asyncio.gather(*others, return_exceptions=True)
-
-
 def _make_handlers() -> ocp.handlers.CheckpointHandlerRegistry:
     """Return what writes a checkpoint's arrays and its sums."""
-    # All arrays are NumPy's; Orbax warns of a registry that does not know JAX's.
-    writer = ocp.type_handlers.create_type_handler_registry(
-        (np.ndarray, _PatientWriter()), (jax.Array, ocp.type_handlers.ArrayHandler())
-    )
-    arrays = ocp.PyTreeCheckpointHandler(type_handler_registry=writer, multiprocessing_options=alone())
     handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    handlers.add("state", ocp.args.PyTreeSave, arrays)
+    handlers.add("state", ocp.args.PyTreeSave, arrays_handler())
     handlers.add("meta", ocp.args.JsonSave, ocp.JsonCheckpointHandler(multiprocessing_options=alone()))
     return handlers
