@@ -1,6 +1,7 @@
 """Two processes as two hosts: what is lost with one of them, and how the other notices."""
 
 import atexit
+import socket
 from pathlib import Path
 
 import jax
@@ -92,6 +93,15 @@ def test_a_lost_connection_is_explained(farewells, kind):
     assert farewells == [1]
 
 
+def test_a_lost_connection_is_explained_once_however_many_steps_were_under_way(farewells):
+    lost = jax.errors.JaxRuntimeError(
+        f"INTERNAL: {'Error dispatching computation: ' * 17}Gloo all-reduce failed"
+    )
+    explained = pytest.raises(LostHost, match=r"stopped \(INTERNAL: Gloo all-reduce failed\)\. ")
+    with explained, leaving_on_failure():
+        raise lost
+
+
 @pytest.mark.parametrize("kind", [jax.errors.JaxRuntimeError, ValueError])
 def test_another_failure_of_jax_stays_itself(farewells, kind):
     with pytest.raises(kind, match="out of memory"), leaving_on_failure():
@@ -127,6 +137,18 @@ def test_a_host_that_is_started_alone_gives_up_with_a_sentence(number, tmp_path)
     assert output == (
         f"Waited 2 s for 2 hosts at {host['coordinator']} in vain. Start all of them, with the same "
         "coordinator; --wait-seconds waits longer.\n"
+    )
+
+
+def test_a_coordinator_whose_port_is_taken_gets_a_sentence(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        first = {"coordinator": address, "num_processes": 2, "process_id": 0, "wait_seconds": 2}
+        code, output = Forked(tmp_path / "run", **QUICK_OPTIONS, **first).end(timeout=120)
+    assert code == 1, output
+    assert output == (
+        f"The first host cannot listen at {address} (Address already in use). Give all hosts another "
+        "coordinator, or this one an address of its own by --coordinator-bind.\n"
     )
 
 

@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,9 +70,15 @@ class Hosts:
         """Join the other hosts; must come before anything else that uses JAX's devices.
 
         If they do not come, or one is lost later, this process ends with a sentence and exit code 1.
+
+        Raises:
+          ConnectionError: This host is the first, and cannot listen where it should.
         """
         if not self.cluster and self.coordinator is None:
             return
+        listens_at = self.coordinator_bind or self.coordinator
+        if self.process_id == 0 and listens_at is not None:
+            _check_free(listens_at)
         reason = self._missing()
         explained = contextlib.ExitStack()
         explained.enter_context(explaining_aborts(lambda: reason))
@@ -86,7 +93,7 @@ class Hosts:
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 shutdown_timeout_seconds=FAREWELL_SECONDS,
                 # JAX by itself listens on every interface.
-                coordinator_bind_address=self.coordinator_bind or self.coordinator,
+                coordinator_bind_address=listens_at,
             )
         # Exactly what the command line prints of a LostHost: a reader need not know which way it was noticed.
         reason = _lost("it is silent, or its connection broke")
@@ -143,7 +150,9 @@ def _explained() -> Iterator[None]:
         # All that JAX tells of the reason is this text, with the name of the library that exchanges.
         if not any(name in str(error) for name in ("Gloo", "NCCL")):
             raise
-        raise LostHost(_lost(str(error).strip().partition("\n")[0])) from error
+        # Each step that was under way says this once more.
+        text = str(error).replace("Error dispatching computation: ", "")
+        raise LostHost(_lost(text.strip().partition("\n")[0])) from error
 
 
 def _lost(reason: str) -> str:
@@ -159,6 +168,30 @@ def _check_address(name: str, address: str | None) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ValueError(f"Hosts needs a {name} of the form HOST:PORT, got {address!r}.")
+
+
+def _check_free(address: str) -> None:
+    """Raise if nobody can listen at an address: JAX would end in an error of its own, or crash."""
+    host, _, port = address.rpartition(":")
+    reason = None
+    try:
+        for family, kind, protocol, _, where in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM
+        ):
+            with socket.socket(family, kind, protocol) as listener:
+                # As JAX does: a connection that has just ended is no obstacle.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    listener.bind(where)
+                    return
+                except OSError as error:
+                    reason = error
+    except OSError as error:
+        reason = error
+    raise ConnectionError(
+        f"The first host cannot listen at {address} ({reason and reason.strerror}). Give all hosts another "
+        "coordinator, or this one an address of its own by --coordinator-bind."
+    ) from reason
 
 
 def _leave(exit_code: int) -> None:
