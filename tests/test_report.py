@@ -26,6 +26,7 @@ from svb_jax.experiments import (
     table2,
     tables,
 )
+from svb_jax.experiments.__main__ import main
 from svb_jax.experiments.experiment import Experiment
 from svb_jax.training.durable import RUN_FILES, write_sums
 
@@ -477,11 +478,67 @@ def test_page_escapes_every_string_that_it_did_not_write(runs):
     assert page.count("&lt;script&gt;") > 5
 
 
-def test_a_damaged_record_is_named(tmp_path):
-    path = tmp_path / "seed0.json"
-    path.write_text('{"experiment": "table1"')
-    with pytest.raises(ValueError, match=r"seed0\.json"):
-        record.load(path)
+def _change(**fields):
+    return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def _replace(make):
+    def damage(path):
+        path.unlink()
+        make(path)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda path: path.write_text('{"experiment": "table1"'), "delimiter"),
+        (lambda path: path.write_bytes(b"\xff"), "decode"),
+        (lambda path: path.write_text("[" * 100_000), "recursion"),
+        (_change(result=None), "its result is no dict"),
+        (_change(metrics=3), "its metrics is no list"),
+        (_change(metrics=[{"step": 1}]), "its metrics have no epochs"),
+        (_change(spectra={}), "its spectra are not initial and final"),
+        (_change(seed="0"), "its seed is no int"),
+        (_change(seed=1), "it is that of table1/svb/small/seed1.json"),
+        (_replace(Path.mkdir), "Not a regular file"),
+        # These would never end.
+        (_replace(os.mkfifo), "Not a regular file"),
+        (_replace(lambda path: path.symlink_to("/dev/zero")), "Not a regular file"),
+    ],
+)
+@pytest.mark.timeout(60)
+def test_a_damaged_record_is_named(damage, reason, runs, tmp_path, capsys):
+    results = tmp_path / "results"
+    path = record.save(record.read_run(runs / "table1/svb/small/seed0"), results)
+    damage(path)
+    assert main(["report", "--runs", str(runs), "--results", str(results), "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"load needs the record of a run, got {path}: "), said
+    assert reason in said
+
+
+def test_a_result_without_the_error_it_is_judged_by_is_named(runs, tmp_path, capsys):
+    (runs / "table1/svb/small/seed0/result.json").write_text('{"seconds": 1.0}')
+    assert main(["report", "--runs", str(runs), "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "report needs test_error in every result of table1, got none in svb, small, seed 0.\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_report_that_dies_while_it_writes_leaves_the_old_one(name, chapter, tmp_path, monkeypatch):
+    report.write([chapter], tmp_path, title="old")
+    old = (tmp_path / name).read_text()
+
+    def die(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(KeyboardInterrupt):
+        report.write([chapter], tmp_path, title="new")
+    assert (tmp_path / name).read_text() == old
 
 
 def test_report_writes_page_tables_and_pictures(runs, tmp_path, capsys):

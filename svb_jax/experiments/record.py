@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +13,19 @@ from numpy.typing import ArrayLike
 
 from svb_jax._src.npz import load_npz
 from svb_jax._src.regular_files import read_regular
-from svb_jax.training.durable import RUN_FILES, altered
+from svb_jax.training.durable import RUN_FILES, altered, write_whole
 
 # In a checkout that is where the committed records are.
 RESULTS = Path("experiments/results")
 BIN_WIDTH = 0.02
+
+MOMENTS = ("initial", "final")
+_KINDS = {
+    **dict.fromkeys(("experiment", "row", "scale"), str),
+    "seed": int,
+    "metrics": list,
+    **dict.fromkeys(("config", "result", "spectra"), dict),
+}
 
 Histogram = Mapping[str, int]
 """From a bin's number to its count; bin 50 holds the singular values from 1.00 up to 1.02."""
@@ -38,6 +45,16 @@ class Record:
     """One entry an epoch."""
     spectra: Mapping[str, Mapping[str, Histogram]]
     """``initial`` and ``final``, each from a matrix's path to its histogram, in the order of the layers."""
+
+    def __post_init__(self) -> None:
+        # JSON can hold anything under these names.
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"its {name} is no {kind.__name__}")
+        if not all("epoch" in entry for entry in self.metrics):
+            raise TypeError("its metrics have no epochs")
+        if self.spectra.keys() != {*MOMENTS}:
+            raise TypeError(f"its spectra are not {' and '.join(MOMENTS)}")
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a metric, where it was measured."""
@@ -87,7 +104,7 @@ def read_run(run_dir: Path) -> Record:
             metrics=_rounded(_one_an_epoch(map(json.loads, lines))),
             spectra=_histograms(run_dir / "spectrum.npz"),
         )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedRunError(
             f"The run in {run_dir} is damaged ({type(error).__name__}: {error})."
         ) from error
@@ -102,21 +119,27 @@ def save(record: Record, results: Path = RESULTS) -> Path:
     """Write a record, whole or not at all, and return where."""
     path = path_of(record.experiment, record.row, record.scale, record.seed, results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".partial")
     fields = {key: json.dumps(value) for key, value in dataclasses.asdict(record).items()}
     # A line a field and a line an epoch: what changes can be read in a diff.
     fields["metrics"] = "[\n  " + ",\n  ".join(map(json.dumps, record.metrics)) + "\n ]"
-    unfinished.write_text("{\n" + ",\n".join(f' "{key}": {value}' for key, value in fields.items()) + "\n}\n")
-    os.replace(unfinished, path)
+    lines = ",\n".join(f' "{key}": {value}' for key, value in fields.items())
+    write_whole(path, f"{{\n{lines}\n}}\n".encode())
     return path
 
 
 def load(path: Path) -> Record:
-    """Read a record that :func:`save` wrote."""
+    """Read a record that :func:`save` wrote.
+
+    Raises:
+      ValueError: It cannot be read, makes no sense, or is that of another run than its path says.
+    """
     try:
-        return Record(**json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
+        record = Record(**json.loads(read_regular(path)))
+        if path.parts[-4:] != path_of(*_identity(record)).parts[-4:]:
+            raise ValueError(f"it is that of {path_of(*_identity(record), Path())}")
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"load needs the record of a run, got {path}: {error}") from error
+    return record
 
 
 def collect(results: Path = RESULTS, runs: Path = Path("runs")) -> list[Record]:
@@ -189,7 +212,7 @@ def _rounded(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def _histograms(spectrum: Path) -> dict[str, dict[str, Histogram]]:
     arrays = load_npz(spectrum)
-    moments = {"initial": {}, "final": {}}
+    moments = {moment: {} for moment in MOMENTS}
     # The classifier is the last layer whatever its name.
     for key in sorted(arrays, key=lambda key: ("/head" in key, key)):
         moment, _, path = key.partition("/")

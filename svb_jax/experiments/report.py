@@ -23,6 +23,7 @@ from svb_jax.experiments.tables import (
     provenance,
     results_table,
 )
+from svb_jax.training.durable import write_whole
 
 Draw = Callable[[Experiment[Any], Runs], Figure]
 
@@ -127,7 +128,7 @@ def write(chapters: Sequence[Chapter], out: Path, title: str = TITLE) -> list[Pa
     out.mkdir(parents=True, exist_ok=True)
     contents = {"report.html": to_html(chapters, title), "report.md": to_markdown(chapters, title)}
     for name, content in contents.items():
-        (out / name).write_text(content, encoding="utf-8")
+        write_whole(out / name, content.encode())
     return [(out / name).absolute() for name in contents]
 
 
@@ -169,6 +170,12 @@ def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:
 
 def _runs(experiment: Experiment[Any], scale: str, records: Sequence[Record]) -> Mapping[str, list[Record]]:
     mine = [entry for entry in records if (entry.experiment, entry.scale) == (experiment.name, scale)]
+    for entry in mine:
+        if experiment.metric.key not in entry.result:
+            raise ValueError(
+                f"report needs {experiment.metric.key} in every result of {experiment.name}, got none in "
+                f"{entry.row}, {scale}, seed {entry.seed}."
+            )
     by_row = {row: [entry for entry in mine if entry.row == row] for row in experiment.rows}
     return {row: sorted(runs, key=lambda run: run.seed) for row, runs in by_row.items() if runs}
 
