@@ -8,6 +8,7 @@ from sklearn.datasets import load_digits
 
 from svb_jax._src.npz import load_npz
 from svb_jax.training import importing, records
+from svb_jax.training.cifar_binary import CIFAR10
 from svb_jax.training.data import Split, average_down, load
 from svb_jax.training.pixels import save_pixels
 from svb_jax.training.records import find_dataset
@@ -222,12 +223,9 @@ def test_damaged_records_are_told_and_never_trained_on(own_cifar):
 
 @pytest.mark.slow
 def test_the_real_cifar10_has_its_digest():
-    from svb_jax.experiments.data import DIGESTS
-
     if not Path("data/cifar10").exists():
         pytest.skip("needs svb data download --name cifar10")
     dataset = load("cifar10")
     assert np.bincount(dataset.train.labels).tolist() == [5000] * 10
     assert np.bincount(dataset.test.labels).tolist() == [1000] * 10
-    assert dataset.train.digest() == DIGESTS["cifar10", "train"]
-    assert dataset.test.digest() == DIGESTS["cifar10", "test"]
+    assert {"train": dataset.train.digest(), "test": dataset.test.digest()} == CIFAR10.digests
