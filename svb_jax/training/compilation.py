@@ -43,8 +43,8 @@ class _Checked:
 
 @contextlib.contextmanager
 def cached_compilation(folder: Path) -> Iterator[None]:
-    """Keep what is compiled meanwhile in a folder, unless the user has already chosen one."""
-    if jax.config.values["jax_compilation_cache_dir"] is not None:
+    """Keep what is compiled meanwhile in a folder, unless it cannot be made or the user has chosen one."""
+    if jax.config.values["jax_compilation_cache_dir"] is not None or not _can_make(folder):
         yield
         return
     jax.config.update("jax_compilation_cache_dir", str(folder.absolute()))
@@ -70,3 +70,12 @@ def _checked(open_folder: Any) -> Any:
 
 def _sum_of(key: str, content: bytes) -> bytes:
     return hashlib.sha256(key.encode() + b"\0" + content).digest()
+
+
+def _can_make(folder: Path) -> bool:
+    # JAX would warn at every compilation, with the lines of its own code.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True
