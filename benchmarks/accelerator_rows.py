@@ -16,7 +16,7 @@ from jax.typing import ArrayLike
 
 import svb_jax
 from benchmarks import transformer
-from benchmarks.training import EVERY, SVB_EPSILON, bounded, make_loss, make_step, sgd
+from benchmarks.training import EVERY, SVB_EPSILON, make_bounds, make_loss, make_step, sgd
 from benchmarks.workload import Task, Workload, nothing
 from svb_jax import models
 from svb_jax.ahead_of_time import compile_plan, find_target, well_conditioned
@@ -74,13 +74,13 @@ def check(task: Task) -> Workload:
 
 
 def step(task: Task) -> Workload:
-    """A training step by ``task["optimizer"]``; ``svb+bbn`` goes by the route ``task["method"]``."""
+    """A training step by ``task["optimizer"]``; bounds go by the route ``task["method"]``."""
     setting = _setting(task)
-    tx = _optimizer(task, setting)
-    opt_state = jax.eval_shape(tx.init, setting.params)
-    state = setting.place((setting.params, setting.batch_stats, opt_state))
+    tx, bounds = _optimizer(task, setting)
+    states = [jax.eval_shape(each.init, setting.params) for each in (tx, *bounds)]
+    state = setting.place((setting.params, setting.batch_stats, *states))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state), NamedSharding(setting.mesh, PartitionSpec())
-    compiled = jax.jit(make_step(setting.loss, tx), donate_argnums=0, out_shardings=shardings)
+    compiled = jax.jit(make_step(setting.loss, tx, bounds), donate_argnums=0, out_shardings=shardings)
     return _planned(setting, lambda: compiled.lower(state, setting.place_batch()), is_scheduled=True)
 
 
@@ -180,21 +180,25 @@ def _from_tall(stack: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return (stack if stack.shape[1] == rows else stack.mT).reshape(shape)
 
 
-def _optimizer(task: Task, setting: Setting) -> optax.GradientTransformationExtraArgs:
+def _optimizer(
+    task: Task, setting: Setting
+) -> tuple[optax.GradientTransformationExtraArgs, list[svb_jax.Bound]]:
+    """Return an optimizer and the bounds that follow its steps."""
     if task["optimizer"] == "muon":
-        numbers = _muon_dimension_numbers
-        return optax.with_extra_args_support(optax.contrib.muon(0.1, muon_weight_dimension_numbers=numbers))
+        muon = optax.contrib.muon(0.1, muon_weight_dimension_numbers=_muon_dimension_numbers)
+        return optax.with_extra_args_support(muon), []
     if task["optimizer"] == "sgd":
-        return sgd()
+        return sgd(), []
     if task["optimizer"] == "conditional":
-        return optax.chain(sgd(), optax.conditionally_transform(optax.scale(-1.0), _is_due))
-    return bounded(
+        return optax.chain(sgd(), optax.conditionally_transform(optax.scale(-1.0), _is_due)), []
+    bounds = make_bounds(
         has_batch_norm=bool(jax.tree.leaves(setting.batch_stats)),
         method=task["method"],
         dimension_numbers=setting.dimension_numbers,
         mesh=setting.shared,
         shardings=setting.shardings,
     )
+    return (sgd(), bounds) if task["optimizer"] == "bounds after" else (optax.chain(sgd(), *bounds), [])
 
 
 def _is_due(step: ArrayLike, **extra_args: Any) -> jax.Array:

@@ -30,9 +30,10 @@ STEP, PROJECT = "benchmarks.accelerator_rows:step", "benchmarks.accelerator_rows
 STEPS = {
     "sgd": Row("SGD", STEP, {"optimizer": "sgd"}),
     **{
-        f"step_{method}": Row(f"SVB+BBN {method}", STEP, {"optimizer": "svb+bbn", "method": method})
+        f"step_{method}": Row(f"SVB+BBN {method}", STEP, {"optimizer": "bounds after", "method": method})
         for method in METHODS
     },
+    "chain_auto": Row("SVB+BBN in the chain", STEP, {"optimizer": "bounds in chain", "method": "auto"}),
     # What any bound pays where nothing is due: the update stands behind a conditional.
     "conditional": Row("SGD and a conditional alone", STEP, {"optimizer": "conditional"}),
     "muon": Row("optax Muon", STEP, {"optimizer": "muon"}),

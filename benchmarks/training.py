@@ -1,6 +1,6 @@
 """What all training steps of the benchmarks share: the loss of a network for images, and the optimizers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,14 +28,27 @@ def make_loss(model: nn.Module) -> Callable[[Any, Any, Any], tuple[jax.Array, An
     return loss
 
 
-def make_step(loss: Callable[..., Any], tx: optax.GradientTransformationExtraArgs) -> Callable[..., Any]:
-    """Return a step from parameters, statistics and optimizer state to the new ones and the loss."""
+def make_step(
+    loss: Callable[..., Any],
+    tx: optax.GradientTransformationExtraArgs,
+    bounds: Sequence[svb_jax.Bound] = (),
+) -> Callable[..., Any]:
+    """Return a training step, from parameters, statistics and states to new ones and the loss.
+
+    Args:
+      loss: Of parameters, statistics and a batch.
+      tx: The optimizer, whose state is the third.
+      bounds: What follows each of its steps, each with a state of its own.
+    """
 
     def step(state: Any, batch: Any) -> Any:
-        params, batch_stats, opt_state = state
+        params, batch_stats, opt_state, *bound_states = state
         (value, batch_stats), grads = jax.value_and_grad(loss, has_aux=True)(params, batch_stats, batch)
         updates, opt_state = tx.update(grads, opt_state, params, batch_stats=batch_stats)
-        return (optax.apply_updates(params, updates), batch_stats, opt_state), value
+        params = optax.apply_updates(params, updates)
+        for index, bound in enumerate(bounds):
+            params, bound_states[index] = bound.apply(params, bound_states[index], batch_stats=batch_stats)
+        return (params, batch_stats, opt_state, *bound_states), value
 
     return step
 
@@ -46,7 +59,12 @@ def sgd() -> optax.GradientTransformationExtraArgs:
     return optax.with_extra_args_support(tx)
 
 
+def make_bounds(has_batch_norm: bool = True, **options: Any) -> list[svb_jax.Bound]:
+    """Return SVB, with the options of ``svb_jax.svb``, and BBN where there is BatchNorm."""
+    bounds = [svb_jax.bound_singular_values(SVB_EPSILON, every=EVERY, **options)]
+    return bounds + [svb_jax.bound_batch_norm_scales(BBN_EPSILON, every=EVERY)] * has_batch_norm
+
+
 def bounded(has_batch_norm: bool = True, **options: Any) -> optax.GradientTransformationExtraArgs:
-    """Return SGD under SVB, with the options of ``svb_jax.svb``, and under BBN where there is BatchNorm."""
-    tx = svb_jax.svb(sgd(), SVB_EPSILON, every=EVERY, **options)
-    return svb_jax.bbn(tx, BBN_EPSILON, every=EVERY) if has_batch_norm else tx
+    """Return SGD and the bounds, as links of a chain."""
+    return optax.chain(sgd(), *make_bounds(has_batch_norm, **options))

@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from svb_jax._src.batch_norm import bound_batch_norm_scales
+from svb_jax._src.bound import Bound
 from svb_jax._src.conv_operator import conv_operator_singular_values
 from svb_jax._src.describe import Description, LeafDescription, describe
 from svb_jax._src.dimension_numbers import MatrixAxes, by_name
@@ -31,6 +32,7 @@ from svb_jax._src.transforms import bound_singular_values
 from svb_jax._src.wrappers import bbn, svb
 
 __all__ = [
+    "Bound",
     "BoundBatchNormScalesState",
     "BoundSingularValuesState",
     "Description",

@@ -170,8 +170,8 @@ def test_training_step_of_every_full_row_traces_at_full_size(name):
     model = models.make(config.model, num_classes=listing.CLASSES[config.dataset], axis_name=AXIS)
     per_epoch = steps_per_epoch(listing.IMAGES[config.dataset], config.batch_size)
     span, hyper = Span(per_epoch, config.epochs * per_epoch), hyperparameters(config)
-    tx = make_optimizer(config, hyper, span, AXIS)
-    state = jax.eval_shape(lambda: create_state(model, tx, 0, model.image_shape))
+    optimizer = make_optimizer(config, hyper, span, axis_name=AXIS)
+    state = jax.eval_shape(lambda: create_state(model, optimizer, 0, model.image_shape))
     step = make_train_step(config, model, span, augments=config.dataset != "imagenet2012", mirror=True)
     batch = Batch(
         images=jax.ShapeDtypeStruct((1, 1, config.batch_size, *model.image_shape), np.uint8),

@@ -1,4 +1,4 @@
-"""What every bound does alike: count steps, and on due ones land the update on a bounded point."""
+"""What every bound does alike: count steps, and on due ones end at a bounded point."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,9 +19,11 @@ ScalarOrSchedule = ArrayLike | optax.Schedule
 # A named tuple of ``count``, ``step`` and ``stats``.
 State = Any
 # From the stepped values and the number of steps before this one to the bounded values, and what was seen.
-Bound = Callable[[list[jax.Array], jax.Array], tuple[list[jax.Array], Any]]
+Bounding = Callable[[list[jax.Array], jax.Array], tuple[list[jax.Array], Any]]
 
 _LAST_STEP = jnp.iinfo(jnp.int32).max
+# The extra argument by which Bound.apply says that it hands over parameters, not updates.
+IS_STEPPED = "svb_jax_is_stepped"
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,15 @@ class Targets:
 
     Args:
       caller: The function to name in messages.
-      updates: The step that would be taken.
+      updates: The step that would be taken, or the parameters after it: :meth:`Bound.apply` says so.
       params: The parameters before the step.
+      extra_args: What ``update`` was called with besides.
     """
 
-    def __init__(self, caller: str, updates: optax.Updates, params: optax.Params | None) -> None:
+    def __init__(self, caller: str, updates: Any, params: Any, extra_args: dict[str, Any]) -> None:
         if params is None:
             raise ValueError(f"{caller} needs the parameters: call tx.update(grads, state, params).")
+        self.is_stepped = extra_args.get(IS_STEPPED, False)
         paths, self.treedef = jax.tree_util.tree_flatten_with_path(updates)
         self.updates = [update for _, update in paths]
         self._places = {key_names(path): place for place, (path, _) in enumerate(paths)}
@@ -86,33 +90,30 @@ class Targets:
         """Return where the update of the ``index``-th parameter stands, or None if it has none."""
         return self._places.get(key_names(self._params[index][0]))
 
-    def pair(self, index: int) -> tuple[jax.Array, jax.Array]:
-        """Return the ``index``-th parameter and its update, which it must have."""
+    def pair(self, index: int) -> tuple[int, jax.Array, jax.Array]:
+        """Return where the update of the ``index``-th parameter stands, the parameter, and the update."""
         path, param = self._params[index]
-        param, update = jnp.asarray(param), jnp.asarray(self.updates[self._places[key_names(path)]])
+        place = self._places[key_names(path)]
+        param, update = jnp.asarray(param), jnp.asarray(self.updates[place])
         if param.shape != update.shape:
             raise ValueError(
                 f"{self._caller} needs updates of the parameters' shapes, got {update.shape} for "
                 f"{jax.tree_util.keystr(path)} of shape {param.shape}."
             )
-        return param, update
+        return place, param, update
 
 
 def land_updates(
-    targets: Targets,
-    indices: Sequence[int],
-    state: State,
-    timing: Timing,
-    bound: Bound,
-    keep_dtype: bool,
+    targets: Targets, indices: Sequence[int], state: State, timing: Timing, bound: Bounding, keep_dtype: bool
 ) -> tuple[optax.Updates, State]:
     """Return the updates, on due steps with those at ``indices`` landing where ``bound`` says.
 
     One conditional holds all the work. Other steps pay for the counter and for one more kernel a leaf: with
-    a conditional in between, XLA cannot fuse an update into the sum with its parameter.
+    a conditional in between, XLA cannot fuse an update into the sum with its parameter. Parameters after
+    their step pay for the counter alone.
 
     Args:
-      targets: Parameters and updates.
+      targets: Parameters and updates, or parameters after their step.
       indices: Which of the flattened parameters are bounded; each has an update.
       state: A named tuple of ``count``, ``step`` and ``stats``.
       timing: When.
@@ -123,13 +124,16 @@ def land_updates(
     counted = state._replace(count=step)
     if not indices:
         return jax.tree.unflatten(targets.treedef, targets.updates), counted
-    places = [place for index in indices if (place := targets.place(index)) is not None]
-    old, updates = map(list, zip(*map(targets.pair, indices), strict=True))
-    if not keep_dtype:
+    places, old, updates = map(list, zip(*map(targets.pair, indices), strict=True))
+    if targets.is_stepped:
+        old = []
+    elif not keep_dtype:
         updates = [_widened(u, compute_dtype(p.dtype)) for u, p in zip(updates, old, strict=True)]
 
     def land(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
         before = [p.astype(compute_dtype(p.dtype)) for p in old]
+        # Parameters after their step are a step from zero.
+        before = before or [jnp.zeros((), compute_dtype(u.dtype)) for u in updates]
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, updates, strict=True)]
         bounded, stats = bound(stepped, state.count)
         # What the bound left alone keeps its update: infinite weights have no difference to land on.

@@ -9,6 +9,7 @@ import optax
 from jax.typing import ArrayLike
 
 from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates
+from svb_jax._src.bound import Bound
 from svb_jax._src.checks import check_choice, check_epsilon, check_not_negative
 from svb_jax._src.masks import masked
 from svb_jax._src.running_variances import Kind, Pairs, ScaleLeaf, find_scales
@@ -26,7 +27,7 @@ def bound_batch_norm_scales(
     where: Any = None,
     keep_dtype: bool = False,
     name: str = "bbn",
-) -> optax.GradientTransformationExtraArgs:
+) -> Bound:
     r"""Bound the scales of every BatchNorm around their mean (BBN).
 
     Every ``every`` steps the update of :math:`\gamma` is replaced by the one that lands on
@@ -55,7 +56,8 @@ def bound_batch_norm_scales(
       name: What :func:`projection_stats` calls this bound.
 
     Returns:
-      A transformation whose ``update`` needs ``params`` and ``batch_stats``.
+      A transformation whose ``update`` needs ``params`` and ``batch_stats``. Its method :meth:`Bound.apply`
+      takes parameters after their step instead.
 
     Example:
       >>> import jax, jax.numpy as jnp, optax, svb_jax
@@ -92,8 +94,7 @@ def bound_batch_norm_scales(
         batch_stats: Any = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, BoundBatchNormScalesState]:
-        del extra_args
-        targets = Targets(caller, updates, params)
+        targets = Targets(caller, updates, params, extra_args)
         scales = find_scales(caller, params, batch_stats, kind, pairs=pairs, is_masked=where is not None)
         scales = [scale for scale in scales if targets.place(scale.position) is not None]
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 
+from svb_jax._src.bound import Bound
 from svb_jax._src.paths import is_hidden, map_leaves, matches_any, named_leaves
 from svb_jax._src.suggestions import nearest
 
@@ -110,7 +111,7 @@ def hide(params: Any, where: Any) -> Any:
     return jax.tree.map(lambda is_chosen, part: part if is_chosen else optax.MaskedNode(), mask, params)
 
 
-def masked(init_fn: Any, update_fn: Any, where: Any) -> optax.GradientTransformationExtraArgs:
-    """Return the transformation, kept to the leaves that ``where`` selects."""
-    tx = optax.GradientTransformationExtraArgs(init_fn, update_fn)
-    return tx if where is None else optax.masked(tx, as_mask(where))
+def masked(init_fn: Any, update_fn: Any, where: Any) -> Bound:
+    """Return the bound, kept to the leaves that ``where`` selects."""
+    bound = Bound(init_fn, update_fn)
+    return bound if where is None else Bound(*optax.masked(bound, as_mask(where)))

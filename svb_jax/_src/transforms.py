@@ -9,6 +9,7 @@ import optax
 from jax.sharding import Mesh
 
 from svb_jax._src.apply_every import ScalarOrSchedule, Targets, Timing, land_updates
+from svb_jax._src.bound import Bound
 from svb_jax._src.checks import check_bands, check_choice, check_projection
 from svb_jax._src.clip import Method
 from svb_jax._src.clip.distribute import AxisName
@@ -37,7 +38,7 @@ def bound_singular_values(
     keep_dtype: bool = False,
     per_layer: bool = False,
     name: str = "svb",
-) -> optax.GradientTransformationExtraArgs:
+) -> Bound:
     r"""Bound the singular values of every weight matrix in a band around one.
 
     Every ``every`` steps the update is replaced by the one that lands on the nearest bounded matrix,
@@ -74,7 +75,8 @@ def bound_singular_values(
       name: What :func:`projection_stats` calls this bound.
 
     Returns:
-      A transformation whose ``update`` needs ``params``.
+      A transformation whose ``update`` needs ``params``. Its method :meth:`Bound.apply` takes parameters
+      after their step instead.
 
     Example:
       >>> import jax.numpy as jnp, optax, svb_jax
@@ -113,8 +115,7 @@ def bound_singular_values(
         params: optax.Params | None = None,
         **extra_args: Any,
     ) -> tuple[optax.Updates, BoundSingularValuesState]:
-        del extra_args
-        targets = Targets(caller, updates, params)
+        targets = Targets(caller, updates, params, extra_args)
         leaves = [
             leaf for leaf in matrix_leaves(params, dimension_numbers) if targets.place(leaf.index) is not None
         ]

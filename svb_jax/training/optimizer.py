@@ -59,9 +59,48 @@ def learning_rate(hyper: Hyperparameters, count: ArrayLike, span: Span) -> jax.A
     return hyper.learning_rates[jnp.searchsorted(jnp.asarray(ends), count, side="right")]
 
 
+@dataclass(frozen=True)
+class BoundedOptimizer:
+    """An optimizer, and the bounds that follow each of its steps.
+
+    The bounds take the parameters, not the updates: so they cost nothing on an accelerator's other steps.
+    Its state is the optimizer's, paired with that of each bound in turn.
+    """
+
+    inner: optax.GradientTransformation
+    bounds: tuple[svb_jax.Bound, ...] = ()
+
+    def init(self, params: Any) -> Any:
+        """Return the state before the first step."""
+        state: Any = self.inner.init(params)
+        for bound in self.bounds:
+            state = state, bound.init(params)
+        return state
+
+    def step(self, grads: Any, state: Any, params: Any, batch_stats: Any) -> tuple[Any, Any]:
+        """Return the parameters and the state after a step.
+
+        Args:
+          grads: The gradients.
+          state: The state before.
+          params: The parameters before.
+          batch_stats: BatchNorm's statistics, as this step updated them.
+        """
+        bound_states = []
+        for _ in self.bounds:
+            state, bound_state = state
+            bound_states.insert(0, bound_state)
+        updates, state = self.inner.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        for bound, bound_state in zip(self.bounds, bound_states, strict=True):
+            params, bound_state = bound.apply(params, bound_state, batch_stats=batch_stats)
+            state = state, bound_state
+        return params, state
+
+
 def make_optimizer(
     config: TrainConfig, hyper: Hyperparameters, span: Span, **sharing: Any
-) -> optax.GradientTransformationExtraArgs:
+) -> BoundedOptimizer:
     """Return the run's optimizer.
 
     Args:
@@ -69,9 +108,6 @@ def make_optimizer(
       hyper: Its numbers, possibly traced.
       span: Its length.
       **sharing: How devices share the projection's work, as :func:`svb_jax.svb` takes it.
-
-    Returns:
-      A transformation whose update takes ``batch_stats``.
     """
     sgd = optax.chain(
         optax.add_decayed_weights(config.weight_decay),
@@ -79,24 +115,19 @@ def make_optimizer(
     )
     if config.evaluate == "before":
         # The loop projects between the evaluation and the next epoch.
-        return optax.with_extra_args_support(sgd)
+        return BoundedOptimizer(sgd)
     until = None if config.project_after_last_epoch else span.total_steps - 1
-    return bound(sgd, config, hyper, span.every(config.project_every_epochs), until, **sharing)
+    bounds = make_bounds(config, hyper, span.every(config.project_every_epochs), until, **sharing)
+    return BoundedOptimizer(sgd, bounds)
 
 
-def bound(
-    inner: optax.GradientTransformation,
-    config: TrainConfig,
-    hyper: Hyperparameters,
-    every: int = 1,
-    until: int | None = None,
-    **sharing: Any,
-) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimizer in the bounds that the run uses, SVB before BBN."""
-    tx = optax.with_extra_args_support(inner)
+def make_bounds(
+    config: TrainConfig, hyper: Hyperparameters, every: int = 1, until: int | None = None, **sharing: Any
+) -> tuple[svb_jax.Bound, ...]:
+    """Return the bounds that the run uses, SVB before BBN."""
+    bounds: list[svb_jax.Bound] = []
     if hyper.svb_epsilon is not None:
-        tx = svb_jax.svb(
-            tx,
+        svb = svb_jax.bound_singular_values(
             hyper.svb_epsilon,
             every=every,
             until=until,
@@ -105,9 +136,11 @@ def bound(
             dimension_numbers=svb_jax.by_name,
             **sharing,
         )
+        bounds.append(svb)
     if hyper.bbn_epsilon is not None:
-        tx = svb_jax.bbn(tx, hyper.bbn_epsilon, every=every, until=until, kind=config.bbn_kind)
-    return tx
+        kind = config.bbn_kind
+        bounds.append(svb_jax.bound_batch_norm_scales(hyper.bbn_epsilon, every=every, until=until, kind=kind))
+    return tuple(bounds)
 
 
 def make_projection(config: TrainConfig) -> Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]]:
@@ -120,12 +153,15 @@ def make_projection(config: TrainConfig) -> Callable[[Any, Any], tuple[Any, dict
       A function of parameters and BatchNorm statistics, which returns new parameters and the projection's
       statistics.
     """
-    tx = bound(optax.set_to_zero(), config, hyperparameters(config))
+    bounds = make_bounds(config, hyperparameters(config))
 
     @jax.jit
     def project(params: Any, batch_stats: Any) -> tuple[Any, dict[str, jax.Array]]:
-        updates, state = tx.update(params, tx.init(params), params, batch_stats=batch_stats)
-        return optax.apply_updates(params, updates), svb_jax.projection_stats(state)
+        states = []
+        for bound in bounds:
+            params, state = bound.apply(params, bound.init(params), batch_stats=batch_stats)
+            states.append(state)
+        return params, svb_jax.projection_stats(states)
 
     return project
 

@@ -43,7 +43,7 @@ class Session:
             conv=step_conv(dtype),
         )
         hyper = hyperparameters(config)
-        self._tx = make_optimizer(config, hyper, self.span)
+        self._optimizer = make_optimizer(config, hyper, self.span)
         self._projection = make_projection(config)
         self._hyper = self.engine.replicate(hyper)
         self._train_step = self._compile_train_step()
@@ -61,7 +61,7 @@ class Session:
 
     def initial_state(self) -> TrainState:
         """Return the state before the first step, on one device."""
-        return create_state(self._model, self._tx, self.config.seed, self.feed.image_shape)
+        return create_state(self._model, self._optimizer, self.config.seed, self.feed.image_shape)
 
     def step(self, state: TrainState, batch: Batch, stop: bool) -> tuple[TrainState, Report]:
         """Take a step; the old state's memory is gone after it.

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 
 from svb_jax.training.metrics import Totals, zero_totals
+from svb_jax.training.optimizer import BoundedOptimizer
 
 
 class TrainState(NamedTuple):
@@ -25,13 +25,13 @@ class TrainState(NamedTuple):
 
 
 def create_state(
-    model: nn.Module, tx: optax.GradientTransformation, seed: int, image_shape: tuple[int, ...]
+    model: nn.Module, optimizer: BoundedOptimizer, seed: int, image_shape: tuple[int, ...]
 ) -> TrainState:
     """Return the state before the first step.
 
     Args:
       model: Called on images and ``train``.
-      tx: The optimizer.
+      optimizer: The optimizer.
       seed: Decides the initial parameters.
       image_shape: Height, width and channels.
 
@@ -46,7 +46,7 @@ def create_state(
             step=jnp.zeros((), jnp.int32),
             params=params,
             batch_stats=variables.get("batch_stats", {}),
-            opt_state=tx.init(params),
+            opt_state=optimizer.init(params),
             totals=zero_totals(),
         )
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 import svb_jax
@@ -116,9 +115,8 @@ def make_advance(config: TrainConfig, span: Span, **sharing: Any) -> Advance:
 
     def advance(state: TrainState, hyper: Hyperparameters, measured: Measured) -> tuple[TrainState, Report]:
         grads, batch_stats, totals, num_stopping = measured
-        tx = make_optimizer(config, hyper, span, **sharing)
-        updates, opt_state = tx.update(grads, state.opt_state, state.params, batch_stats=batch_stats)
-        params = optax.apply_updates(state.params, updates)
+        optimizer = make_optimizer(config, hyper, span, **sharing)
+        params, opt_state = optimizer.step(grads, state.opt_state, state.params, batch_stats)
         is_new_epoch = state.step % span.steps_per_epoch == 0
         so_far = jax.tree.map(lambda total: jnp.where(is_new_epoch, 0, total), state.totals) + totals
         details = {f"train_{name}": mean for name, mean in so_far.means().items()}
