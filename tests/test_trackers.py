@@ -122,14 +122,15 @@ class Notebook(Tracker):
 
 
 @pytest.mark.parametrize("failing", ["start", "scalars", "spectrum", "finish"])
-def test_a_tracker_that_fails_is_dropped_and_named_once(failing, tmp_path):
+@pytest.mark.parametrize("failure", [OSError, SystemExit])
+def test_a_tracker_that_fails_is_dropped_and_named_once(failing, failure, tmp_path):
     def fail(*_):
-        raise OSError("the network is down")
+        raise failure("the network is down")
 
     said, good = [], Notebook()
     bad = type("Bad", (Tracker,), {failing: fail})()
     play(SafeTrackers([bad, good], said.append), tmp_path)
-    assert said == ["Bad failed and is dropped: OSError: the network is down"]
+    assert said == [f"Bad failed and is dropped: {failure.__name__}: the network is down"]
     assert good.lines == [(7, {"test_error": 8.25, "svb/sigma_max": 1.5})]
 
 

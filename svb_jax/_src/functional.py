@@ -141,7 +141,7 @@ def clip_singular_values(
     r"""Clip the singular values of every matrix to ``[lower, upper]``.
 
     .. math::
-      U \Sigma V^\top \mapsto U \operatorname{clip}(\Sigma, \text{lower}, \text{upper}) V^\top,
+      U \Sigma V^\top \mapsto U \, \operatorname{clip}(\Sigma, \text{lower}, \text{upper}) V^\top,
 
     the nearest such matrix in the Frobenius norm. Half types are projected in float32 and rounded once.
     A matrix with non-finite entries comes back as it is, and so does one whose band is none: a traced end

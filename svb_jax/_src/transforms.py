@@ -44,7 +44,7 @@ def bound_singular_values(
     Every ``every`` steps the update is replaced by the one that lands on the nearest bounded matrix,
 
     .. math::
-      W \leftarrow U \operatorname{clip}(\Sigma, \tfrac{1}{1+\epsilon}, 1+\epsilon) V^\top,
+      W \leftarrow U \, \operatorname{clip}(\Sigma, \tfrac{1}{1+\epsilon}, 1+\epsilon) V^\top,
       \quad U \Sigma V^\top = W + \Delta W.
 
     Put it last in a chain: it must see the step exactly as it will be applied.

@@ -145,7 +145,7 @@ def _make(name: str) -> Tracker:
         raise ValueError(f"Tracker {name!r}: {class_name}() failed: {_told(error)}") from error
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -185,8 +185,8 @@ class SafeTrackers(Tracker):
         for tracker in list(self._trackers):
             try:
                 getattr(tracker, method)(*arguments)
-            # Whatever a library or a user's own class raises: training matters more.
-            except Exception as error:
+            # Whatever a library or a user's own class raises, sys.exit() too: training matters more.
+            except (Exception, SystemExit) as error:
                 self._trackers.remove(tracker)
                 self._say(f"{type(tracker).__name__} failed and is dropped: {_told(error)}")
 
