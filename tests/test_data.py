@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -219,6 +220,19 @@ def test_damaged_records_are_told_and_never_trained_on(own_cifar):
             except (OSError, ValueError) as error:
                 assert "is damaged" in str(error) or "must be stored as" in str(error), error  # noqa: PT017
         file.write_bytes(contents[file])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["dataset_info.json", "features.json", "cifar10-train.array_record-00000-of-00001"]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_files_that_never_end_are_told(name, make, own_cifar):
+    data_dir, folder, _ = own_cifar
+    (folder / name).unlink()
+    make(folder / name)
+    with pytest.raises(OSError, match=rf"is damaged \(.*Not a regular file: .*{name}"):
+        load("cifar10", data_dir)
 
 
 @pytest.mark.slow

@@ -519,8 +519,9 @@ def test_a_damaged_record_is_named(damage, reason, runs, tmp_path, capsys):
     assert reason in said
 
 
-def test_a_result_without_the_error_it_is_judged_by_is_named(runs, tmp_path, capsys):
-    (runs / "table1/svb/small/seed0/result.json").write_text('{"seconds": 1.0}')
+@pytest.mark.parametrize("more", [{}, {"test_error": "5"}])
+def test_a_result_without_the_error_it_is_judged_by_is_named(more, runs, tmp_path, capsys):
+    (runs / "table1/svb/small/seed0/result.json").write_text(json.dumps({"seconds": 1.0, **more}))
     assert main(["report", "--runs", str(runs), "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         "report needs test_error in every result of table1, got none in svb, small, seed 0.\n"

@@ -171,7 +171,7 @@ def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:
 def _runs(experiment: Experiment[Any], scale: str, records: Sequence[Record]) -> Mapping[str, list[Record]]:
     mine = [entry for entry in records if (entry.experiment, entry.scale) == (experiment.name, scale)]
     for entry in mine:
-        if experiment.metric.key not in entry.result:
+        if not isinstance(entry.result.get(experiment.metric.key, ""), int | float | None):
             raise ValueError(
                 f"report needs {experiment.metric.key} in every result of {experiment.name}, got none in "
                 f"{entry.row}, {scale}, seed {entry.seed}."

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from svb_jax._src.regular_files import check_regular
 from svb_jax.training.cifar_binary import digest
 from svb_jax.training.pixels import load_pixels, save_pixels
 from svb_jax.training.provenance import Provenance, read_provenance
@@ -69,6 +70,9 @@ def find_dataset(name: str, data_dir: Path) -> StoredDataset:
         raise FileNotFoundError(f"There is no {name} in {data_dir.resolve()}. Get it by {_HOW_TO_GET[name]}.")
     folder = versions[max(versions)]
     try:
+        for path in folder.iterdir():
+            if not path.is_dir():
+                check_regular(path)
         file_format = json.loads((folder / "dataset_info.json").read_bytes()).get("fileFormat", "tfrecord")
         dataset = _describe(folder) if file_format == "array_record" else None
     except ImportError:
