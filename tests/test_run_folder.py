@@ -230,11 +230,11 @@ def test_a_run_does_not_settle_in_the_current_folder(run_dir, tmp_path, monkeypa
     assert dataclasses.replace(QUICK, run_dir=Path("there")).run_dir == Path("there")
 
 
-@pytest.mark.parametrize("name", ["*", "?", "[1]"])
-def test_a_path_that_orbax_takes_for_a_pattern_is_refused_and_a_link_will_do(name, crashed, tmp_path):
+@pytest.mark.parametrize("name", ["*", "?", "[1]", "a\\b"])
+def test_a_path_that_orbax_misreads_is_refused_and_a_link_will_do(name, crashed, tmp_path):
     folder = tmp_path / name / "run"
     shutil.copytree(crashed.run_dir, folder)
-    with pytest.raises(ValueError, match=r"train needs a run_dir without \*, \? and \[ in its path"):
+    with pytest.raises(ValueError, match=r"train needs a run_dir without \*, \?, \[ and \\ in its path"):
         train(dataclasses.replace(crashed, run_dir=folder))
     (tmp_path / "link").symlink_to(folder)
     train(dataclasses.replace(crashed, run_dir=tmp_path / "link"))

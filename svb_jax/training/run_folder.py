@@ -67,15 +67,17 @@ class RunFolder:
         """Check that a run which the folder may hold is this one.
 
         Raises:
-          ValueError: It is another one; the message names the fields that differ. Or Orbax takes the folder's
-            path for a pattern.
+          ValueError: It is another one; the message names the fields that differ. Or Orbax would
+            misread the folder's path.
           NotADirectoryError: There is something else in place of one of its folders.
         """
-        # Orbax would find nothing to finish a checkpoint with, and leave one that nobody can read.
-        if set("*?[") & set(str(self.path.absolute())):
+        # Orbax looks for files by patterns, and TensorStore takes a backslash for a slash: both would leave
+        # checkpoints that nobody can read.
+        path = str(self.path.absolute())
+        if set("*?[\\") & set(path):
             raise ValueError(
-                f"train needs a run_dir without *, ? and [ in its path, which Orbax takes for a pattern, got "
-                f"{self.path.absolute()}. A link to the folder will do."
+                rf"train needs a run_dir without *, ?, [ and \ in its path, for Orbax, got {path!r}. "
+                "A link to the folder will do."
             )
         for folder in (self.path, self.checkpoints, self.path / DAMAGED):
             check_folder(folder)
