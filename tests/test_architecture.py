@@ -1,5 +1,6 @@
 """The shape of the core: what a step runs through on an accelerator, and what it costs if nothing is due."""
 
+import functools
 import re
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ PARAMS = {
 }
 
 
+@functools.cache
 def modules_of_a_due_step() -> set[str]:
     """Return the core's modules that run while a step is traced, but for what only CPUs need."""
     tx = svb_jax.svb(optax.sgd(0.1), epsilon=0.5)
