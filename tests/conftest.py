@@ -22,6 +22,25 @@ BROADCASTING = {
     "test_transformer",
 }
 
+# Of the core, whose own computations make no NaN of what has none.
+CHECKED_FOR_NANS = {
+    "test_batch_norm",
+    "test_bound",
+    "test_in_place",
+    "test_leaves",
+    "test_products",
+    "test_projection_stats",
+    "test_schedules",
+    "test_transforms",
+}
+
+
+@pytest.fixture(autouse=True)
+def nan_checks(request):
+    is_checked = request.path.stem in CHECKED_FOR_NANS and "nan_inputs" not in request.keywords
+    with jax.debug_nans(is_checked):
+        yield
+
 
 @pytest.fixture(autouse=True)
 def rank_promotion(request):

@@ -121,6 +121,7 @@ def test_the_paired_kind_obeys_where_too():
     np.testing.assert_array_equal(after["b"]["scale"], layers["b"]["scale"])
 
 
+@pytest.mark.nan_inputs
 @pytest.mark.parametrize("bad", [[1.0, -3.0], [1.0, -1.0], [1.0, np.nan], [1.0, np.inf]])
 def test_a_layer_whose_mean_is_no_positive_number_is_left_alone_and_counted(bad):
     params = {"good": {"scale": jnp.array([9.0, 1.0])}, "bad": {"scale": jnp.array(bad)}}

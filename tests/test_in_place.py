@@ -68,6 +68,7 @@ def test_every_matrix_is_clipped_and_none_is_gathered(shape, spec, axes, kind):
     assert max(gathered(text), default=0) <= 4
 
 
+@pytest.mark.nan_inputs
 def test_what_vanished_is_lifted_and_what_is_not_finite_left_alone():
     deficient = frame(56, 4).matrix([3.0, 1.0, 0.0, 0.0])
     stack = np.float32([deficient, np.full((56, 4), np.nan), np.zeros((56, 4))])

@@ -115,6 +115,7 @@ def test_one_difficult_matrix_leaves_the_others_alone():
         assert together.num_clipped[index] == alone.num_clipped[index]
 
 
+@pytest.mark.nan_inputs
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("values", [np.geomspace(2.0, 0.5, COLUMNS), np.geomspace(2.0, 1e-5, COLUMNS)])
 def test_what_is_not_finite_or_not_active_is_left_alone_and_others_are_not(values, bad):

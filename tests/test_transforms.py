@@ -245,6 +245,7 @@ class TestTypes:
         np.testing.assert_array_equal(after["kernel"].astype(jnp.float32), BEFORE + MOVE)
 
 
+@pytest.mark.nan_inputs
 class TestNonFinite:
     @pytest.mark.parametrize(("bad", "method"), [(np.nan, "auto"), (np.inf, "auto"), (-np.inf, "svd")])
     def test_such_weights_are_left_alone_and_counted(self, bad, method):
