@@ -1,5 +1,7 @@
 """What CPUs need: matrices one at a time, small ones padded to shapes they share."""
 
+import re
+
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -119,6 +121,13 @@ def test_statistics_count_no_padding():
     assert float(stats.sigma_max) == pytest.approx(2.0, abs=1e-5)
     assert int(stats.num_clipped) == 16
     assert int(stats.num_values) == sum(min(shape) for shape in SHAPES)
+
+
+def test_statistics_of_many_matrices_take_one_reduction():
+    batches = batches_of(SHAPES, count=5)
+    clipped = clip_sequentially(batches, "auto")
+    program = jax.jit(summarise).lower(clipped).compile().as_text()
+    assert len(re.findall(r" = \S.* reduce(?:-window)?\(", program)) == 1
 
 
 def test_every_matrix_has_its_own_band():

@@ -1,6 +1,7 @@
 """From the leaves of a tree to batches of matrices in their bands, and back."""
 
 import math
+import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -8,6 +9,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
@@ -175,29 +177,26 @@ def summarise(
       matrix_shapes: Of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
     """
     shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
-    num_values = np.concatenate(
-        [np.full(len(batch.smallest), min(shape)) for batch, shape in zip(batches, shapes, strict=True)]
+    # From the largest to the smallest, as routes take them: XLA joins neighbouring slices of an array.
+    order = sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index]))
+    num_values = np.concatenate([np.full(len(batches[i].smallest), min(shapes[i])) for i in order])
+    smallest, largest, *others, is_skipped = (
+        jnp.concatenate(figures) for figures in list(zip(*(batches[i] for i in order), strict=True))[1:]
     )
-    smallest, largest, num_clipped, is_exact, is_missed, is_skipped = (
-        jnp.concatenate(figures) for figures in list(zip(*batches, strict=True))[1:]
-    )
-    is_seen = ~is_skipped
-
-    def count(numbers: ArrayLike) -> jax.Array:
-        return jnp.sum(jnp.where(is_seen, jnp.asarray(numbers, jnp.int32), 0), dtype=jnp.int32)
-
     # A finite stand-in for "nothing seen": an infinity would trip jax_debug_infs.
-    limit = jnp.finfo(jnp.float32).max
-    smallest = jnp.min(jnp.where(is_seen, smallest.astype(jnp.float32), limit), initial=limit)
-    return ProjectionStats(
-        sigma_min=jnp.where(jnp.any(is_seen), smallest, 0),
-        sigma_max=jnp.max(jnp.where(is_seen, largest.astype(jnp.float32), 0), initial=0),
-        num_values=count(num_values),
-        num_clipped=count(num_clipped),
-        num_exact=count(is_exact),
-        num_missed=count(is_missed),
-        num_skipped=jnp.sum(is_skipped.astype(jnp.int32), dtype=jnp.int32),
-    )
+    nothing = jnp.finfo(jnp.float32).max, jnp.float32(0), *[jnp.int32(0)] * 5
+    seen = [
+        jnp.where(is_skipped, zero, jnp.asarray(each, zero.dtype))
+        for each, zero in zip((smallest, largest, num_values, *others), nothing[:-1], strict=True)
+    ]
+
+    def join(one: Sequence[jax.Array], other: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        extremes = jnp.minimum(one[0], other[0]), jnp.maximum(one[1], other[1])
+        return *extremes, *map(operator.add, one[2:], other[2:])
+
+    # All in one pass: each reduction would be kernels of its own to compile.
+    stats = ProjectionStats(*lax.reduce((*seen, is_skipped.astype(jnp.int32)), nothing, join, (0,)))
+    return stats._replace(sigma_min=jnp.where(stats.num_values > 0, stats.sigma_min, 0))
 
 
 def _read_leaf(index: int, named: NamedLeaf, axes: MatrixAxes) -> MatrixLeaf:
