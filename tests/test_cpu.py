@@ -130,6 +130,14 @@ def test_statistics_of_many_matrices_take_one_reduction():
     assert len(re.findall(r" = \S.* reduce(?:-window)?\(", program)) == 1
 
 
+def test_a_gram_matrix_in_range_leaves_its_matrix_unscaled():
+    batches = batches_of([(40, 30)], count=3)
+    program = jax.jit(clip_sequentially, static_argnums=1).lower(batches, "auto").compile().as_text()
+    scaled = [fusion for fusion in list_fusions(program) if re.search(r"f32\[40,30\]\S* multiply\(", fusion)]
+    # The SVD divides the matrix by a unit; the Gram matrix has none.
+    assert len(scaled) == 1
+
+
 def test_every_matrix_has_its_own_band():
     bands = [(0.3 * index + 0.5, 0.3 * index + 0.8) for index in range(len(SHAPES))]
     batches = [

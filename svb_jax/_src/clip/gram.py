@@ -27,17 +27,19 @@ class GramSpectrum(NamedTuple):
     Attributes:
       unit: (...), a power of two that keeps the Gram matrix in its type's range.
       eigenvalues: (..., k), rising.
+      roots: (..., k), their square roots, 0 for those that rounding errors made negative.
       vectors: (..., k, k).
     """
 
     unit: jax.Array | np.ndarray
     eigenvalues: jax.Array
+    roots: jax.Array
     vectors: jax.Array
 
     @property
     def values(self) -> jax.Array:
         """Return the singular values of W, rising."""
-        return times_unit(jnp.sqrt(jnp.maximum(self.eigenvalues, 0)), self.unit[..., None])
+        return times_unit(self.roots, jnp.expand_dims(self.unit, -1))
 
     @property
     def is_vanished(self) -> jax.Array:
@@ -75,16 +77,17 @@ def decompose(matrices: jax.Array) -> GramSpectrum:
 def decompose_gram(gram: jax.Array, unit: jax.Array | np.ndarray) -> GramSpectrum:
     """Return the spectrum of matrices whose Gram matrix, divided by unit², is known."""
     vectors, eigenvalues = lax.linalg.eigh(gram, symmetrize_input=False)
-    return GramSpectrum(unit, eigenvalues, vectors)
+    return GramSpectrum(unit, eigenvalues, jnp.sqrt(jnp.maximum(eigenvalues, 0)), vectors)
 
 
 def clip_once(matrices: jax.Array, spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array) -> jax.Array:
     """Return the matrices with the singular values that ``spectrum`` shows clipped."""
-    values, unit = spectrum.values, spectrum.unit[..., None]
+    # A unit that is known to be 1 stays a constant inside of a conditional, and is multiplied with nothing.
+    values, unit = spectrum.values, jnp.expand_dims(spectrum.unit, -1)
     lower, upper = lower[..., None], upper[..., None]
-    roots = jnp.sqrt(jnp.maximum(spectrum.eigenvalues, 0))
     is_vanished = spectrum.is_vanished
-    factor = jnp.where(is_vanished, unit, jnp.clip(values, lower, upper) / jnp.where(is_vanished, 1, roots))
+    roots = jnp.where(is_vanished, 1, spectrum.roots)
+    factor = jnp.where(is_vanished, unit, jnp.clip(values, lower, upper) / roots)
     # Written as a change to W, values inside the band stay as they were; but then rounding errors are those
     # of W, which may not be much larger than the band's own.
     is_change = values[..., -1:] <= 1.25 * upper

@@ -63,11 +63,10 @@ def auto(
     limits, largest = jnp.finfo(product.dtype), jnp.max(product)
     is_in_range = is_active & (largest > limits.tiny / limits.eps**2) & (largest < limits.max * limits.eps)
     spectrum = decompose_gram(jnp.where(is_in_range, product, 0), np.ones((), product.dtype))
-    # A Gram matrix in range has seen every entry; only one that is not leaves the question open.
-    is_active &= lax.cond(is_in_range, lambda matrix: jnp.ones_like(matrix[0, 0], bool), _is_finite, matrix)
     seen = _seen(spectrum, lower, upper, padding)
     is_far = ~(is_in_range & spectrum.is_conditioned(ONE_PASS_CONDITION, padding))
-    exactly = (is_far, lambda matrix: clip_by_svd(matrix, lower, upper, padding))
+    # A Gram matrix in range has seen every entry; this one asks whether they are finite.
+    exactly = (is_far, lambda matrix: svd(matrix, lower, upper, jnp.array(True), padding))
     return _switch([*_gram_branches(spectrum, seen, lower, upper, padding), exactly], is_active, matrix)
 
 
@@ -115,7 +114,8 @@ def _switch(branches: list[Branch], is_active: jax.Array, matrix: jax.Array) -> 
 
 
 def _is_finite(matrix: jax.Array) -> jax.Array:
-    return jnp.all(jnp.isfinite(matrix))
+    # As the SVD finds its unit, so that both share their kernels.
+    return jnp.max(jnp.abs(matrix)) < jnp.inf
 
 
 def _skip(matrix: jax.Array) -> Clipped:
