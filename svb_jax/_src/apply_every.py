@@ -136,11 +136,7 @@ def land_updates(
         before = before or [jnp.zeros((), compute_dtype(u.dtype)) for u in updates]
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, updates, strict=True)]
         bounded, stats = bound(stepped, state.count)
-        # What the bound left alone keeps its update: infinite weights have no difference to land on.
-        landed = [
-            jnp.where(b == s, u, (b - p).astype(u.dtype))
-            for b, s, u, p in zip(bounded, stepped, updates, before, strict=True)
-        ]
+        landed = list(map(_land, bounded, stepped, updates, before))
         # Copied, because a state in which two leaves are one buffer cannot be donated.
         return landed, state._replace(count=step, step=jnp.copy(step), stats=stats)
 
@@ -157,6 +153,14 @@ def land_updates(
     for place, update in zip(places, landed, strict=True):
         targets.updates[place] = update
     return jax.tree.unflatten(targets.treedef, targets.updates), state
+
+
+# Traced once for all leaves of a shape.
+@jax.jit
+def _land(bounded: jax.Array, stepped: jax.Array, update: jax.Array, param: jax.Array) -> jax.Array:
+    """Return the update from a parameter to its bounded value."""
+    # What the bound left alone keeps its update: infinite weights have no difference to land on.
+    return jnp.where(bounded == stepped, update, (bounded - param).astype(update.dtype))
 
 
 def _widened(update: jax.Array, dtype: jnp.dtype) -> jax.Array:

@@ -135,6 +135,8 @@ def bound_scales(
     return bounded, ScaleStats(*(jnp.sum(jnp.stack(counts)) for counts in zip(*seen, strict=True)))
 
 
+# Traced once for all layers of a size.
+@jax.jit
 def clip_scales(gamma: jax.Array, std: jax.Array, epsilon: ArrayLike) -> tuple[jax.Array, ScaleStats]:
     r"""Bound each layer's scales around their mean.
 

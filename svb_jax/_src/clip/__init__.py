@@ -45,8 +45,8 @@ def clip_batches(batches: list[Batch], method: Method, is_partial: bool = False)
       is_partial: Whether there may be batches without any active matrix, which then cost nothing.
     """
     batches = [with_sound_band(batch) for batch in batches]
-    results = dict(enumerate(map(untouched, batches)))
     filled = [index for index, batch in enumerate(batches) if batch.matrices.size]
+    results = {index: untouched(batch) for index, batch in enumerate(batches) if index not in filled}
     if filled:
         batches = [batches[index] for index in filled]
         route = ROUTES[method]
