@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.test_util import check_grads
 
-from svb_jax import clip_singular_values, project
-from tests.prescribed import frame
+from svb_jax import bound_singular_values, clip_singular_values, project
+from tests.prescribed import before_and_after, frame, kernels
 
 LOWER, UPPER = 0.7, 1.4
 SPECTRA = {
@@ -94,3 +95,28 @@ def test_under_vmap():
     one = lambda w: jnp.sum(clip_singular_values(w, LOWER, UPPER) ** 2)  # noqa: E731
     expected = jnp.stack([jax.grad(one)(matrix) for matrix in matrices])
     np.testing.assert_allclose(jax.vmap(jax.grad(one))(matrices), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_steps_that_project_can_be_differentiated(per_layer):
+    params = kernels(before_and_after(6, 4)[0], before_and_after(3, 3)[0])
+    weights = jnp.sin(jnp.arange(24.0, dtype=jnp.float32)).reshape(6, 4)
+    bound = bound_singular_values(0.5, per_layer=per_layer)
+
+    def chained(params, state):
+        updates, state = bound.update(jax.tree.map(jnp.zeros_like, params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    def scanned(params, state):
+        return jax.lax.scan(lambda carry, _: (bound.apply(*carry), None), (params, state), length=2)[0]
+
+    def gradient(way):
+        loss = lambda params: jnp.sum(way(params)["0"]["kernel"] * weights)  # noqa: E731
+        return jax.grad(loss)(params)["0"]["kernel"]
+
+    expected = gradient(lambda params: project(params, 0.5))
+    assert float(jnp.abs(expected).max()) > 0.1
+    # A scan's state, with its statistics, is differentiated too.
+    for step in (chained, bound.apply, scanned):
+        found = gradient(lambda params, step=step: step(params, bound.init(params))[0])
+        np.testing.assert_allclose(found, expected, atol=1e-5)

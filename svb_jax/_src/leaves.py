@@ -180,8 +180,10 @@ def summarise(
     # From the largest to the smallest, as routes take them: XLA joins neighbouring slices of an array.
     order = sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index]))
     num_values = np.concatenate([np.full(len(batches[i].smallest), min(shapes[i])) for i in order])
+    # A reduction of several arrays has no derivative, and statistics need none.
     smallest, largest, *others, is_skipped = (
-        jnp.concatenate(figures) for figures in list(zip(*(batches[i] for i in order), strict=True))[1:]
+        lax.stop_gradient(jnp.concatenate(figures))
+        for figures in list(zip(*(batches[i] for i in order), strict=True))[1:]
     )
     # A finite stand-in for "nothing seen": an infinity would trip jax_debug_infs.
     nothing = jnp.finfo(jnp.float32).max, jnp.float32(0), *[jnp.int32(0)] * 5
