@@ -103,6 +103,10 @@ def test_steps_that_project_can_be_differentiated(per_layer):
     weights = jnp.sin(jnp.arange(24.0, dtype=jnp.float32)).reshape(6, 4)
     bound = bound_singular_values(0.5, per_layer=per_layer)
 
+    def tangent(leaf):
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.ones_like(leaf) if is_float else np.zeros(leaf.shape, jax.dtypes.float0)
+
     def chained(params, state):
         updates, state = bound.update(jax.tree.map(jnp.zeros_like, params), state, params)
         return optax.apply_updates(params, updates), state
@@ -116,7 +120,8 @@ def test_steps_that_project_can_be_differentiated(per_layer):
 
     expected = gradient(lambda params: project(params, 0.5))
     assert float(jnp.abs(expected).max()) > 0.1
-    # A scan's state, with its statistics, is differentiated too.
+    # In forward mode the state, with its statistics, is differentiated too.
+    jax.jvp(bound.apply, (params, bound.init(params)), jax.tree.map(tangent, (params, bound.init(params))))
     for step in (chained, bound.apply, scanned):
         found = gradient(lambda params, step=step: step(params, bound.init(params))[0])
         np.testing.assert_allclose(found, expected, atol=1e-5)
