@@ -54,6 +54,16 @@ def run(tmp_path, *names: str, **options) -> None:
     runner.Run(names=names, **options).run()
 
 
+def test_a_result_without_its_error_is_not_recorded(calls, tmp_path):
+    run(tmp_path, "table1/sgd", results=tmp_path / "elsewhere")
+    [path] = (tmp_path / "runs").glob("**/result.json")
+    path.write_text(path.read_text().replace('"test_error"', '"error"'))
+    (path.parent / "SHA256SUMS").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match=r"run needs test_error in the result of table1/sgd, small, seed 0"):
+        run(tmp_path, "table1/sgd")
+    assert not (tmp_path / "results").exists()
+
+
 def test_run_keeps_a_record_of_each_run_and_does_none_twice(calls, tmp_path):
     run(tmp_path, "table1/sgd", "table1/svb", seeds=(0, 4))
     done = [(config.svb_epsilon, config.seed) for config in calls]

@@ -90,9 +90,14 @@ class Run:
             # A setting that cannot be trained is a finding, and the others still have to run.
             print(f"{label}: {error}", file=sys.stderr)
             return label
+        metric = experiment.metric
+        if metric.key not in finished.result:
+            raise ValueError(
+                f"run needs {metric.key} in the result of {label}, got none. "
+                f"To run it again, delete its folder in {self.runs}."
+            )
         if self.scale != UNRECORDED_SCALE:
             record.save(finished, self.results)
-        metric = experiment.metric
         print(f"{label}: {metric.label} {metric.show(finished.result[metric.key])}{metric.unit}")
         return None
 
