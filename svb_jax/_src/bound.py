@@ -28,10 +28,11 @@ class Bound(optax.GradientTransformationExtraArgs):
           >>> bound = svb_jax.bound_singular_values(epsilon=0.5, every=2)
           >>> params = {"kernel": jnp.diag(jnp.array([3.0, 1.0, 0.1]))}
           >>> state = bound.init(params)
-          >>> for _ in range(2):
-          ...     params, state = bound.apply(params, state)
-          ...     print(jnp.diag(params["kernel"]).round(4))
-          [3.  1.  0.1]
-          [1.5    1.     0.6667]
+          >>> params, state = bound.apply(params, state)
+          >>> jnp.diag(params["kernel"])
+          Array([3. , 1. , 0.1], dtype=float32)
+          >>> params, state = bound.apply(params, state)
+          >>> jnp.diag(params["kernel"]).round(4)
+          Array([1.5   , 1.    , 0.6667], dtype=float32)
         """
         return self.update(params, state, params, **extra_args, **{IS_STEPPED: True})
