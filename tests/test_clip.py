@@ -177,6 +177,14 @@ def test_a_matrix_inside_the_band_is_not_touched(method):
 
 
 @pytest.mark.parametrize("method", ["svd", "gram", "auto", "products"])
+def test_values_far_above_a_wide_band_end_in_it(method):
+    matrix = frame(320, 160, 1).matrix(np.geomspace(10.0, 4.4, 160))
+    clipped = clip(jnp.asarray(matrix, jnp.float32), 0.2, 5.0, method=method)
+    # Relative to the band's end, to which all rounding errors are in proportion.
+    assert band_violation(clipped, 0.2, 5.0) < 1.5e-6 * 5.0
+
+
+@pytest.mark.parametrize("method", ["svd", "gram", "auto", "products"])
 def test_equal_bounds_give_a_multiple_of_an_orthogonal_matrix(method):
     matrix = jnp.asarray(built((16, 27), straddling(16, 8))[0], jnp.float32)
     clipped = np.asarray(clip(matrix, 1.0, 1.0, method=method), np.float64)

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
+from svb_jax._src.clip.matrix_functions import eye_like, matmul, orthonormalizer, transpose
 from svb_jax._src.clip.units import gram_matrix, power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
@@ -92,7 +92,9 @@ def clip_once(matrices: jax.Array, spectrum: GramSpectrum, lower: jax.Array, upp
     # of W, which may not be much larger than the band's own.
     is_change = values[..., -1:] <= 1.25 * upper
     additive = jnp.where(is_change, unit, 0)
-    correction = matmul(spectrum.vectors * (factor - additive)[..., None, :], transpose(spectrum.vectors))
+    # The eigenvectors of a float32 Gram matrix are orthogonal to about 1e-6, which the band would show.
+    vectors = matmul(spectrum.vectors, orthonormalizer(spectrum.vectors))
+    correction = matmul(vectors * (factor - additive)[..., None, :], transpose(vectors))
     # Added to the small matrix, not to the product: one pass less over the whole of W.
     correction += additive[..., None] * eye_like(correction)
     return matmul(matrices / unit[..., None], correction)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
+from svb_jax._src.clip.matrix_functions import matmul, orthonormalizer, transpose
 from svb_jax._src.clip.units import power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
@@ -33,7 +33,7 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
     is_change = is_change[..., None]
     correction = clipped - jnp.where(is_change, values, 0)
     # The vectors of a float32 SVD are orthogonal to about 1e-6, which the band would show.
-    inner = matmul(_to_orthonormal(u) * correction[..., None, :], _to_orthonormal(transpose(vt)))
+    inner = matmul(orthonormalizer(u) * correction[..., None, :], orthonormalizer(transpose(vt)))
     change = matmul(u, matmul(inner, vt))
     is_own = lax.broadcasted_iota(jnp.int32, values.shape, values.ndim - 1) < num_values
     is_outside = ((values < lower[..., None]) | (values > upper[..., None])) & is_own
@@ -46,9 +46,3 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
         is_missed=jnp.zeros_like(unit, bool),
         is_skipped=jnp.zeros_like(unit, bool),
     )
-
-
-def _to_orthonormal(columns: jax.Array) -> jax.Array:
-    """Return the factor that makes nearly orthonormal columns orthonormal to rounding (Newton-Schulz)."""
-    gram = matmul(transpose(columns), columns)
-    return 1.5 * eye_like(gram) - 0.5 * gram
