@@ -143,8 +143,8 @@ def clip_scales(gamma: jax.Array, std: jax.Array, epsilon: ArrayLike) -> tuple[j
     With :math:`\varsigma` the standard deviation and :math:`\alpha` the mean of :math:`\gamma/\varsigma`,
 
     .. math::
-      \gamma \leftarrow \varsigma\operatorname{clip}\left(\frac{\gamma}{\varsigma},
-      \frac{\alpha}{1+\tilde\epsilon}, (1+\tilde\epsilon)\,\alpha\right).
+      \gamma \leftarrow \operatorname{clip}\left(\gamma,
+      \frac{\alpha\varsigma}{1+\tilde\epsilon}, (1+\tilde\epsilon)\,\alpha\varsigma\right).
 
     Args:
       gamma: (..., channels), one layer for each index of the leading axes.
@@ -154,15 +154,14 @@ def clip_scales(gamma: jax.Array, std: jax.Array, epsilon: ArrayLike) -> tuple[j
     epsilon = jnp.asarray(epsilon, gamma.dtype)
     is_band = jnp.isfinite(epsilon)
     factor = 1 + jnp.where(is_band, jnp.maximum(epsilon, 0), 0)
-    ratio = gamma / std
-    alpha = jnp.mean(ratio, axis=-1, keepdims=True)
+    alpha = jnp.mean(gamma / std, axis=-1, keepdims=True)
     # Around a mean that is not positive the two ends would change places and flip every sign.
     is_sound = is_band & jnp.isfinite(alpha) & (alpha > 0)
-    lower, upper = alpha / factor, alpha * factor
-    is_clipped = is_sound & ((ratio < lower) | (ratio > upper))
+    lower, upper = std * (alpha / factor), std * (alpha * factor)
+    is_clipped = is_sound & ((gamma < lower) | (gamma > upper))
     stats = ScaleStats(
         num_values=jnp.full_like(is_clipped, gamma.size, jnp.int32, shape=()),
         num_clipped=jnp.sum(is_clipped, dtype=jnp.int32),
         num_skipped=jnp.sum(~is_sound, dtype=jnp.int32),
     )
-    return jnp.where(is_clipped, jnp.clip(ratio, lower, upper) * std, gamma), stats
+    return jnp.where(is_clipped, jnp.clip(gamma, lower, upper), gamma), stats

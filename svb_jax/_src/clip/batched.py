@@ -83,9 +83,10 @@ def split(clipped: Clipped, batches: Sequence[Batch]) -> Iterator[Clipped]:
     """Return the parts of what was joined, in the shapes of the batches."""
     start = 0
     for batch in batches:
-        own = Clipped(*(each[start : start + len(batch.lower)] for each in clipped))
+        end = start + len(batch.lower)
+        own = Clipped(*(lax.slice_in_dim(each, start, end) for each in clipped))
         yield own._replace(matrices=_from_tall(own.matrices, batch.matrices.shape))
-        start += len(batch.lower)
+        start = end
 
 
 def _to_tall(matrices: jax.Array, num_rows: int) -> jax.Array:

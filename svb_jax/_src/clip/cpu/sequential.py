@@ -31,7 +31,9 @@ def clip_sequentially(batches: Sequence[Batch], method: str) -> list[Clipped]:
         zero = opaque_zero(token)
         for member, start, size in zip(bucket.members, starts, sizes, strict=False):
             padded = slice_at(clipped.matrices, start, size, zero)
-            own = Clipped(padded, *(figures[start : start + size] for figures in clipped[1:]))
+            own = Clipped(
+                padded, *(lax.slice_in_dim(figures, start, start + size) for figures in clipped[1:])
+            )
             results[member] = own._replace(matrices=bucket.unpad(padded, batches[member].matrices.shape))
     return [results[index] for index in range(len(batches))]
 
