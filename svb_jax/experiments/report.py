@@ -152,13 +152,15 @@ def to_markdown(chapters: Sequence[Chapter], title: str = TITLE, figures: str | 
 
 def to_html(chapters: Sequence[Chapter], title: str = TITLE) -> str:
     """The whole report as one page."""
-    links = "".join(f'<a href="#{_anchor(chapter)}">{_anchor(chapter)}</a>' for chapter in chapters)
-    cards = "".join(card for chapter in chapters for card in _cards(chapter))
+    links = [f'<a href="#{_anchor(chapter)}">{_anchor(chapter)}</a>' for chapter in chapters]
+    contents = f"<nav>{''.join(links)}</nav>" if len(links) > 1 else ""
+    numbers = "".join(card for chapter in chapters for card in _cards(chapter))
+    cards = f'<div class="cards">{numbers}</div>' if numbers else ""
     sections = "\n".join(map(_section, chapters))
     before, name, after = map(html.escape, OPENING)
     opening = f'<p>{before}<a href="{PAPER_ADDRESS}">{name}</a>{after}</p>'
     heading = f'<h1>{html.escape(title)}</h1>{opening}<p class="soft">{LEAD}</p>'
-    return page.page(title, f'{heading}<nav>{links}</nav><div class="cards">{cards}</div>\n{sections}')
+    return page.page(title, f"{heading}{contents}{cards}\n{sections}")
 
 
 def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:
