@@ -74,7 +74,7 @@ class Report:
     """Write finished runs, with the paper's numbers beside them, as report.html and report.md."""
 
     names: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]", help_behavior_hint="")
     ] = ()
     """Experiments to report; all that have runs if none is given."""
     out: Path = RUNS
@@ -97,9 +97,11 @@ class Report:
             experiments = [replace(found, colours=found.paper_colours) for found in experiments]
         chapters = chapters_of(experiments, record.collect(self.results, self.runs))
         if not chapters:
+            asked = f" of {', '.join(self.names)}" if self.names else ""
+            example = f"run {(*self.names, 'table1')[0]} --scale smoke"
             raise FileNotFoundError(
-                f"report needs finished runs, got none in {self.results} or {self.runs}. "
-                f"Try: {command('run table1 --scale smoke', **given(self, 'runs', 'results'))}"
+                f"report needs finished runs{asked}, got none in {self.results} or {self.runs}. "
+                f"Try: {command(example, **given(self, 'runs', 'results'))}"
             )
         for path in write(chapters, self.out):
             print(f"Wrote {path}")
