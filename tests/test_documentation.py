@@ -241,3 +241,19 @@ def test_commands_that_are_exempt_parse(command, workspace, monkeypatch):
         flags = {word for word in words if word.startswith("--")}
         asked = subprocess.run([sys.executable, *words[1:3], "--help"], check=True, capture_output=True)
         assert flags <= {*re.findall(r"--\w+", asked.stdout.decode())}
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+# Sphinx follows the links of the site's own pages.
+@pytest.mark.parametrize("page", PAGES[:4], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_outside_the_site_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text())
+    for path, anchor in targets:
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), flags=re.MULTILINE)
+            assert anchor in map(slug, headings), f"{path}#{anchor}"
