@@ -30,7 +30,7 @@ LAYER_GROUPS = ("lower layers", "middle layers", "higher layers")
 
 
 def curves(experiment: Experiment[Any], runs: Runs) -> Figure:
-    """The mean of the seeds after each epoch, shaded from best to worst, on an axis for the second half."""
+    """The mean of the seeds after each epoch, shaded from best to worst; the axis fits the second half."""
     panels = drawn_panels(experiment, runs)
     figure, grid = new_figure(-(-len(panels) // 3), min(3, len(panels)), sharex=True)
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
