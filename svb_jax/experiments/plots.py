@@ -105,7 +105,7 @@ def looks(experiment: Experiment[Any], rows: Sequence[str]) -> Iterator[tuple[st
     """The colour of each row's method, a line style for rows that share it, and a width."""
     styles = {method: cycle(LINE_STYLES) for method in map(experiment.method, rows)}
     # Narrower from row to row, so that a line shows under another that runs over it.
-    for row, width in zip(rows, np.linspace(2.4, 1.4, len(rows)), strict=True):
+    for row, width in zip(rows, np.linspace(3.0, 1.2, len(rows)), strict=True):
         method = experiment.method(row)
         colour = COLOURS[experiment.colours.get(method, "black")]
         yield row, {"color": colour, "linestyle": next(styles[method]), "linewidth": width}
