@@ -49,6 +49,8 @@ os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1"}
 
 autodoc_typehints = "none"  # the docstrings say what an argument is; unions of array types say less
 autodoc_member_order = "bysource"
+# Types of fields by their name alone, not by the private module that they come from.
+python_use_unqualified_type_names = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -1,6 +1,7 @@
 """The command line as a user meets it: help at every level, wrong names, exit codes, plain terminals."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import signal
@@ -95,6 +96,21 @@ def test_hints_repeat_the_options_that_were_given(tmp_path, capsys):
     assert hint in capsys.readouterr().err
 
 
+def test_a_report_without_runs_hints_at_the_experiment_that_was_asked_for(tmp_path, capsys):
+    folders = ["--runs", str(tmp_path), "--results", str(tmp_path)]
+    assert main(["report", "table2", "figure1", *folders]) == 1
+    printed = capsys.readouterr().err
+    assert "finished runs of table2, figure1, got none" in printed
+    assert "svb run table2 --scale smoke" in printed
+
+
+@pytest.mark.parametrize("name", ["list", "report"])
+def test_names_that_may_be_left_out_stand_in_brackets(name, capsys):
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    assert "[NAME ...]" in capsys.readouterr().out
+
+
 class Stub:
     """A command that ends in an error."""
 
@@ -142,6 +158,19 @@ def test_help_without_the_extra_says_what_the_command_does_and_how_to_install_it
     assert err == ""
     assert main(["demo"]) == 1
     assert "pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_help_says_which_commands_need_the_extra_where_it_is_missing(is_installed, monkeypatch, capsys):
+    found = importlib.util.find_spec("json") if is_installed else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert ("All but inspect need more packages: pip install 'svb_jax[train]'" in printed) == (
+        not is_installed
+    )
+    assert main(["data", "--help"]) == 0
+    assert "inspect" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [ValueError("a fault"), RuntimeError("a fault"), TypeError("a fault")])

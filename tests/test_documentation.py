@@ -4,6 +4,8 @@ The cells of notebooks are run by the build of the site.
 """
 
 import doctest
+import importlib
+import inspect
 import re
 import shlex
 import shutil
@@ -97,6 +99,7 @@ def test_no_block_is_hidden_from_these_tests(page):
 @pytest.mark.parametrize("page", pages_with(lambda block: block.language in ("python", "console")))
 def test_python_and_console_blocks_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     if NEEDS_DATA in page.read_text():
         monkeypatch.setitem(importing.LAYOUTS, "cifar10", TINY10)
         write_tiny_cifar(TINY10, tmp_path / TINY10.folder)
@@ -131,6 +134,22 @@ def test_modules_with_an_api_page_need_no_import_of_their_own():
     assert len(modules) == 4
     for module in modules:
         subprocess.run([sys.executable, "-c", f"import svb_jax; {module}.__all__"], check=True)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["svb_jax", "svb_jax.ahead_of_time", "svb_jax.linen", "svb_jax.models", "svb_jax.training"],
+)
+def test_every_public_name_has_an_example_that_runs(module):
+    code = "".join(block.text for block in BLOCKS if block.language in ("python", "{code-cell} ipython3"))
+    public = importlib.import_module(module)
+    without = [
+        name
+        for name in public.__all__
+        # A doctest of its own, or a block of a page.
+        if ">>> " not in (inspect.getdoc(getattr(public, name)) or "") and not re.search(rf"\b{name}\b", code)
+    ]
+    assert without == []
 
 
 def test_the_loop_of_the_guide_bounds_its_network():
@@ -222,3 +241,19 @@ def test_commands_that_are_exempt_parse(command, workspace, monkeypatch):
         flags = {word for word in words if word.startswith("--")}
         asked = subprocess.run([sys.executable, *words[1:3], "--help"], check=True, capture_output=True)
         assert flags <= {*re.findall(r"--\w+", asked.stdout.decode())}
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+# Sphinx follows the links of the site's own pages.
+@pytest.mark.parametrize("page", PAGES[:4], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_outside_the_site_lead_somewhere(page):
+    targets = re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", page.read_text())
+    for path, anchor in targets:
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), flags=re.MULTILINE)
+            assert anchor in map(slug, headings), f"{path}#{anchor}"

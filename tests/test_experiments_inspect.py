@@ -53,6 +53,14 @@ def test_npz(kernel, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [tmp_path / "net.npz"]
 
 
+def test_float64_is_read_as_it_is(tmp_path, capsys):
+    rotation = np.array([[1, 1, 1, 1], [1, -1, 1, -1], [1, 1, -1, -1], [1, -1, -1, 1]]) / 2
+    # Rounding to float32 would lose the smallest singular value.
+    np.savez(tmp_path / "net.npz", **{"head/kernel": rotation * [1, 1, 1, 1e-9] @ rotation})
+    (line,) = inspect(capsys, tmp_path / "net.npz")
+    assert "1.0e+09" in line
+
+
 def test_safetensors_of_another_framework(kernel, tmp_path, capsys):
     half = np.eye(4, dtype=jnp.bfloat16)
     arrays = {"conv.weight": np.ascontiguousarray(kernel.transpose(3, 2, 0, 1)), "head.weight": half}
@@ -184,8 +192,28 @@ def test_layouts_and_patterns_choose_what_is_read(tmp_path, capsys):
     assert main(["inspect", str(path), "--only", "table"]) == 2
     hint = "called kernel, w or weight (--layout every-matrix takes all arrays of rank two and more)"
     assert hint in capsys.readouterr().err
-    assert main(["inspect", str(path), "--only", "nothing"]) == 2
-    assert "blocks/kernel" in capsys.readouterr().err
+    for option in ("--only", "--skip"):
+        assert main(["inspect", str(path), option, "blok"]) == 2
+        assert "inspect found no leaf that 'blok' matches; " in capsys.readouterr().err
+
+
+def test_kernels_that_could_be_pytorchs_or_flaxs_are_answered_with_the_option(tmp_path, capsys):
+    np.savez(tmp_path / "net.npz", **{"conv.weight": np.ones((4, 3, 3, 3))})
+    assert main(["inspect", str(tmp_path / "net.npz")]) == 2
+    assert "--layout oihw (outputs first)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "best.ckpt"])
+def test_pickles_are_answered_with_what_to_save_instead(name, tmp_path, capsys):
+    (tmp_path / name).write_bytes(b"PK")
+    assert main(["inspect", str(tmp_path / name)]) == 1
+    assert f"{name}. Python's pickles, which can run code, are not read: save" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_once(tmp_path, capsys):
+    (tmp_path / "cut.npz").write_bytes(b"PK")
+    assert main(["inspect", str(tmp_path / "cut.npz")]) == 2
+    assert capsys.readouterr().err.count("cut.npz") == 1
 
 
 def test_a_plot_is_drawn_on_request_and_replaced_on_request(kernel, tmp_path, capsys):

@@ -119,6 +119,11 @@ def test_projections_need_one():
         svb_jax.plot_projections([line(0, float("nan"), float("nan"), float("nan"))])
 
 
+def test_one_projection_is_not_a_history():
+    with pytest.raises(TypeError, match="needs a list of what projection_stats returned"):
+        svb_jax.plot_projections(line(4, 0.5, 3.0, 0.4))
+
+
 def test_matplotlib_is_imported_when_something_is_drawn():
     code = "import sys, svb_jax; assert 'matplotlib' not in sys.modules; svb_jax.plot_spectrum"
     subprocess.run([sys.executable, "-c", code], check=True)

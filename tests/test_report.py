@@ -34,18 +34,18 @@ ERRORS = {"sgd": (50.0, 52.0, 54.0), "svb": (45.0, 46.0, 47.0), "svb+bbn": (44.0
 
 
 def write_run(root: Path, experiment: Experiment, row: str, seed: int, error: float, scale="small") -> Path:
-    """A finished run of two epochs whose final error is given."""
+    """A finished run of six epochs whose error is given, and 20 points more in the first half."""
     config = experiment.configure(row, scale=scale, seed=seed, runs=root)
     bounded = experiment.method(row) != "sgd"
     lines = [
         {
             "step": 10 * epoch,
             "epoch": epoch,
-            "test_error": error + 20 * (2 - epoch),
+            "test_error": error + 20 * (epoch <= 3),
             "learning_rate": 0.123456789,
         }
         | ({"svb/sigma_min": 0.5, "svb/sigma_max": 1.75} if bounded else {})
-        for epoch in (1, 2)
+        for epoch in range(1, 7)
     ]
     result = {
         "test_error": error,
@@ -229,6 +229,13 @@ def test_times_are_left_out_where_machines_were_shared(chapter):
     assert {len(line) for line in table.rows} == {len(table.header)}
 
 
+def test_times_are_left_out_of_smoke_tests_which_only_compile(chapter):
+    smoke = {row: [replace(run, scale="smoke") for run in runs] for row, runs in chapter.runs.items()}
+    table = tables.results_table(table1.EXPERIMENT, smoke)
+    assert "quickest run (x baseline)" not in table.header
+    assert {len(line) for line in table.rows} == {len(table.header)}
+
+
 def test_markdown_has_scale_hardware_commit_and_warning(chapter):
     text = report.to_markdown([chapter])
     assert "table1, small" in text
@@ -321,6 +328,38 @@ def test_curves_show_the_second_half_of_training(chapter):
     assert 54 < high < 56
 
 
+def test_curves_show_all_of_a_short_training(chapter):
+    short = {
+        row: [replace(run, metrics=[run.metrics[0], {**run.metrics[-1], "epoch": 2}]) for run in runs]
+        for row, runs in chapter.runs.items()
+    }
+    (axes,) = plots.curves(table1.EXPERIMENT, short).axes
+    low, high = axes.get_ylim()
+    assert 40 < low < 44
+    assert 74 < high < 78
+
+
+def test_no_two_rows_of_a_panel_look_alike():
+    for experiment in catalogue.EXPERIMENTS.values():
+        for rows in (experiment.panels or {"": list(experiment.rows)}).values():
+            looks = [(look["color"], look["linestyle"]) for _, look in plots.looks(experiment, rows)]
+            assert len(set(looks)) == len(rows)
+
+
+def test_a_line_shows_under_another_that_runs_over_it():
+    widths = [look["linewidth"] for _, look in plots.looks(table1.EXPERIMENT, ["sgd", "svb", "svb+bbn"])]
+    assert widths == sorted(set(widths), reverse=True)
+
+
+def test_a_page_has_contents_and_headlines_only_if_there_are_any(chapter, page_text):
+    assert '<div class="cards">' in page_text
+    assert "<nav>" not in page_text
+    undecided = replace(chapter, runs={row: records[:1] for row, records in chapter.runs.items()})
+    text = report.to_html([undecided, undecided])
+    assert '<div class="cards">' not in text
+    assert "<nav>" in text
+
+
 def test_headlines_need_three_seeds(chapter):
     assert len(list(report._cards(chapter))) == 1
     fewer = {row: records[:2] for row, records in chapter.runs.items()}
@@ -375,14 +414,14 @@ def test_histograms_end_where_their_values_and_the_band_do():
 def test_sigma_panel_draws_what_was_logged_and_the_ends_where_nothing_was(chapter):
     (panel,) = plots.sigma_range(table1.EXPERIMENT, chapter.runs).axes
     lines = {line.get_label(): line.get_xydata().tolist() for line in panel.lines}
-    assert lines["svb"] == [[0, 1.01], [1, 0.5], [2, 0.5]]
-    assert lines["sgd"][1] == pytest.approx([2, 0.11])
+    assert lines["svb"] == [[0, 1.01], *([epoch, 0.5] for epoch in range(1, 7))]
+    assert lines["sgd"][1] == pytest.approx([6, 0.11])
 
 
 def test_sigma_panel_draws_what_an_epoch_without_projection_measured(chapter):
     run = chapter.runs["svb"][0]
     run = dataclasses.replace(run, metrics=[*run.metrics[:-1], {**run.metrics[-1], "sigma_min": 0.25}])
-    assert plots.sigma_curve(run, "min") == ([0, 1, 2], [1.01, 0.5, 0.25])
+    assert plots.sigma_curve(run, "min") == ([*range(7)], [1.01, *[0.5] * 5, 0.25])
 
 
 def test_records_survive_saving_and_stand_in_for_their_runs(runs, tmp_path):
@@ -403,7 +442,7 @@ def test_a_resumed_run_counts_each_epoch_once(runs):
     run_dir = runs / "table1/svb/small/seed0"
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     (run_dir / "metrics.jsonl").write_text("\n".join([lines[0], *lines]) + "\n")
-    assert [entry["epoch"] for entry in record.read_run(run_dir).metrics] == [1, 2]
+    assert [entry["epoch"] for entry in record.read_run(run_dir).metrics] == [*range(1, 7)]
 
 
 def test_unfinished_runs_are_left_out(runs, tmp_path):

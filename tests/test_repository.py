@@ -64,3 +64,11 @@ def test_workflows_call_scripts_and_extras_that_exist(workflow):
         assert (ROOT / script).is_file()
     for extra in re.findall(r"\.\[(\w+)\]|--extra (\w+)", text):
         assert "".join(extra) in PROJECT["optional-dependencies"]
+
+
+def test_actions_are_pinned_to_a_commit_with_its_version():
+    text = "".join(path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml"))
+    used = set(re.findall(r"uses: (.*)$", text, flags=re.MULTILINE))
+    by_branch = {action for action in used if not re.fullmatch(r"\S+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)}
+    # PyPI documents its own by branch.
+    assert by_branch == {"pypa/gh-action-pypi-publish@release/v1"}

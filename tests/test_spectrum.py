@@ -15,6 +15,7 @@ from svb_jax import (
     conv_operator_singular_values,
     folded_singular_values,
     grouped_convolutions,
+    plot_spectrum,
     scan_stacks,
     singular_values,
     spectrum_summary,
@@ -37,6 +38,12 @@ def rng():
 
 
 VALUES = np.array([2.5, 1.2, 0.9, 0.1])
+
+
+@pytest.mark.parametrize("function", [singular_values, spectrum_summary, plot_spectrum])
+def test_traced_parameters_are_answered_with_where_to_call_it(function):
+    with pytest.raises(TypeError, match="got a traced 'dense/kernel': call it outside jit"):
+        jax.jit(function)({"dense": {"kernel": jnp.eye(2)}})
 
 
 class TestSingularValues:

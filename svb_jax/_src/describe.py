@@ -26,6 +26,14 @@ class LeafDescription(NamedTuple):
       axes: Which axes of the leaf are read as what.
       band: The smallest and the largest singular value that is allowed; a schedule's at its start.
       left_alone: Why nothing is done, or empty.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> bias, kernel = svb_jax.describe({"bias": jnp.ones(4), "kernel": jnp.ones((3, 4))}, epsilon=1.0).rows
+      >>> kernel.matrix_shape, kernel.band, kernel.left_alone
+      ((4, 3), (0.5, 2.0), '')
+      >>> bias.num_matrices, bias.left_alone
+      (0, 'not called kernel, w or weight')
     """
 
     path: str
@@ -42,6 +50,12 @@ class Description(NamedTuple):
 
     Attributes:
       rows: One :class:`LeafDescription` a leaf, in the tree's order.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> description = svb_jax.describe({"bias": jnp.ones(4), "kernel": jnp.ones((3, 4))})
+      >>> [row.path for row in description.rows if row.left_alone]
+      ['bias']
     """
 
     rows: tuple[LeafDescription, ...]

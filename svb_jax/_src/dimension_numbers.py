@@ -112,6 +112,12 @@ def by_name(params: Any) -> Any:
     groups as the layer has them. In the recurrent cells of Equinox, Haiku and NNX each gate is a matrix. A
     kernel that could be several things (rank 3, rank 5 and more, rank 4 in attention) raises.
 
+    Args:
+      params: The parameters.
+
+    Returns:
+      A tree of :class:`MatrixAxes`, with None for leaves that are no matrices.
+
     Example:
       >>> import jax.numpy as jnp, svb_jax
       >>> svb_jax.by_name({"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}})

@@ -56,6 +56,9 @@ def project(
       mesh: Share the work over this mesh, under a plain ``jit``.
       shardings: How the parameters lie on a mesh, as for :func:`bound_singular_values`.
 
+    Returns:
+      The parameters; leaves that are not bounded are the same arrays.
+
     Example:
       >>> import jax.numpy as jnp, svb_jax
       >>> svb_jax.project({"kernel": jnp.diag(jnp.array([3.0, 0.1]))}, epsilon=0.0)["kernel"].round(4)
@@ -110,6 +113,9 @@ def project_batch_norm(
       pairs: Which scale has which variance, if the paths do not tell: the path of a scale, and that of its
         variance in ``batch_stats`` or the variance itself.
       where: Which leaves to bound, as for :func:`bound_singular_values`.
+
+    Returns:
+      The parameters; leaves that are not bounded are the same arrays.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from svb_jax._src.dimension_numbers import DimensionNumbers
 from svb_jax._src.leaves import MatrixLeaf, matrix_leaves
@@ -20,6 +21,11 @@ def host_matrices(
     """Yield every leaf that holds matrices, with these as a batch (count, reduction, output)."""
     values = jax.tree.leaves(params)
     for leaf in matrix_leaves(params, dimension_numbers):
+        if isinstance(values[leaf.index], Tracer):
+            raise TypeError(
+                "svb_jax computes spectra on the host and needs arrays with values, got a traced "
+                f"{leaf.label!r}: call it outside jit, on the parameters that a step returns."
+            )
         # In NumPy already here: it loses no precision, and merges axes however they are sharded.
         yield leaf, leaf.to_matrices(np.asarray(values[leaf.index]).astype(np.float64))
 

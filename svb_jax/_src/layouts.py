@@ -23,6 +23,12 @@ from svb_jax._src.paths import NamedLeaf, map_leaves
 def every_matrix(params: Any) -> Any:
     """Return dimension numbers for every leaf of rank two and more, whatever its name, output last.
 
+    Args:
+      params: The parameters.
+
+    Returns:
+      A tree of :class:`MatrixAxes`, with None for leaves that are no matrices.
+
     Example:
       >>> import jax.numpy as jnp, svb_jax
       >>> svb_jax.every_matrix([jnp.ones((3, 4)), jnp.ones(4)])
@@ -36,6 +42,12 @@ def oihw(params: Any) -> Any:
 
     Embeddings are left alone. Equinox's modules need this only where they are stacked or kept in dicts: by
     default they are read by their class.
+
+    Args:
+      params: The parameters.
+
+    Returns:
+      A tree of :class:`MatrixAxes`, with None for leaves that are no matrices.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -69,6 +81,9 @@ def attention(params: Any, *, per_head: bool = False) -> Any:
       params: The parameters.
       per_head: Read each head as a matrix of its own. Set it by
         ``functools.partial(svb_jax.attention, per_head=True)``.
+
+    Returns:
+      A tree of :class:`MatrixAxes`, with None for leaves that are no matrices.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax

@@ -29,6 +29,9 @@ def by_path(readings: Mapping[str, Any], inner: DimensionNumbers = by_name) -> C
         leaves alone. The first pattern that matches decides.
       inner: The dimension numbers of all other leaves.
 
+    Returns:
+      A function from parameters to dimension numbers.
+
     Example:
       >>> import jax.numpy as jnp, svb_jax
       >>> params = {"conv1d": {"kernel": jnp.ones((5, 2, 4))}, "head": {"kernel": jnp.ones((4, 3))}}
@@ -60,6 +63,9 @@ def scan_stacks(*modules: str, axis: int = 0, inner: DimensionNumbers = by_name)
       *modules: Patterns, by the rules of :func:`paths`, of the modules in which every leaf is stacked.
       axis: Where the stacking axis stands.
       inner: The dimension numbers of one layer of the stack, and of everything outside it.
+
+    Returns:
+      A function from parameters to dimension numbers.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax
@@ -103,6 +109,9 @@ def grouped_convolutions(
       groups: From patterns, by the rules of :func:`paths`, to the number of groups.
       inner: The dimension numbers of one group, and of all other leaves.
 
+    Returns:
+      A function from parameters to dimension numbers.
+
     Example:
       >>> import jax.numpy as jnp, svb_jax
       >>> svb_jax.grouped_convolutions({"conv": 4})({"conv": {"kernel": jnp.ones((3, 3, 2, 8))}})
@@ -121,6 +130,9 @@ def depthwise(*kernels: str, multiplier: int = 1, inner: DimensionNumbers = by_n
       *kernels: Patterns of their paths, by the rules of :func:`paths`.
       multiplier: Outputs a channel.
       inner: The dimension numbers of all other leaves, and the layout of these.
+
+    Returns:
+      A function from parameters to dimension numbers.
 
     Example:
       >>> import jax.numpy as jnp, svb_jax

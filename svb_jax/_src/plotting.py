@@ -81,6 +81,10 @@ def plot_projections(history: Iterable[Mapping[str, Any]], epsilon: float | None
     """
     if epsilon is not None:
         check_epsilon("plot_projections", epsilon)
+    if isinstance(history, Mapping):
+        raise TypeError(
+            "plot_projections needs a list of what projection_stats returned from time to time, got just one."
+        )
     bounds = _projections(history)
     if not any(points for points in bounds.values()):
         raise ValueError(

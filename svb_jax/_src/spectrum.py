@@ -59,6 +59,12 @@ class MatrixSummary(NamedTuple):
       share_in_band: The share of singular values in the band, to what the leaf's type can hold: 5e-6 of its
         edges in float32, and for half types one unit in the last place of the upper edge besides.
       orthogonality_distance: The Frobenius norm of W Wᵀ - I with W's short side first, of the worst matrix.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> [row] = svb_jax.spectrum_summary({"kernel": jnp.diag(jnp.array([0.5, 3.0, 1.0]))}).rows
+      >>> row.path, row.shape, row.sigma_min, row.condition_number
+      ('kernel', (3, 3), 0.5, 6.0)
     """
 
     path: str
@@ -77,6 +83,13 @@ class SpectrumSummary(NamedTuple):
     Attributes:
       rows: One :class:`MatrixSummary` per leaf, in the tree's order.
       band: The lower and the upper bound that ``share_in_band`` counts.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> params = {"first": {"kernel": jnp.eye(3)}, "second": {"kernel": 2 * jnp.eye(2)}}
+      >>> summary = svb_jax.spectrum_summary(params, epsilon=1.0)
+      >>> summary.band, max(row.sigma_max for row in summary.rows)
+      ((0.5, 2.0), 2.0)
     """
 
     rows: tuple[MatrixSummary, ...]

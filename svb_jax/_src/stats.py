@@ -41,6 +41,15 @@ class ProjectionStats(NamedTuple):
       num_exact: How many matrices took the exact path, because they were ill-conditioned.
       num_missed: How many are still outside the band, by the route's own check.
       num_skipped: How many were left alone, because an entry or the band was not finite.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> bound = svb_jax.bound_singular_values(epsilon=0.5)
+      >>> params = {"kernel": jnp.diag(jnp.array([3.0, 1.0, 0.5]))}
+      >>> _, state = bound.apply(params, bound.init(params))
+      >>> stats = state.stats["svb"]
+      >>> print(stats.sigma_max, stats.num_clipped, stats.num_values)
+      3.0 2 3
     """
 
     sigma_min: jax.Array
@@ -60,6 +69,16 @@ class ScaleStats(NamedTuple):
       num_clipped: How many of them were outside the band.
       num_skipped: How many layers were left alone, because their mean was not positive and finite or the
         band was not finite.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> bound = svb_jax.bound_batch_norm_scales(epsilon=1.0)
+      >>> params = {"bn": {"scale": jnp.array([8.0, 1.0, 1.0, 2.0])}}
+      >>> batch_stats = {"bn": {"var": jnp.ones(4)}}
+      >>> _, state = bound.apply(params, bound.init(params), batch_stats=batch_stats)
+      >>> stats = state.stats["bbn"]
+      >>> print(stats.num_clipped, stats.num_values)
+      3 4
     """
 
     num_values: jax.Array
@@ -74,6 +93,16 @@ class BoundSingularValuesState(NamedTuple):
       count: How many steps were taken.
       step: The last step at which matrices were bounded, 0 before the first.
       stats: What was seen then, by the bound's name; also by ``name/path`` of every layer, if asked for.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> bound = svb_jax.bound_singular_values(epsilon=0.5, every=2, per_layer=True)
+      >>> params = {"kernel": jnp.eye(3)}
+      >>> state = bound.init(params)
+      >>> for _ in range(3):
+      ...     params, state = bound.apply(params, state)
+      >>> print(state.count, state.step, sorted(state.stats))
+      3 2 ['svb', 'svb/kernel']
     """
 
     count: jax.Array
@@ -88,6 +117,13 @@ class BoundBatchNormScalesState(NamedTuple):
       count: How many steps were taken.
       step: The last step at which scales were bounded, 0 before the first.
       stats: What was seen then, by the bound's name.
+
+    Example:
+      >>> import jax.numpy as jnp, svb_jax
+      >>> bound = svb_jax.bound_batch_norm_scales(epsilon=1.0, every=2, name="scales")
+      >>> state = bound.init({"bn": {"scale": jnp.ones(4)}})
+      >>> print(state.count, state.step, sorted(state.stats))
+      0 0 ['scales']
     """
 
     count: jax.Array
@@ -117,6 +153,12 @@ def projection_stats(opt_state: Any) -> dict[str, jax.Array]:
     ``svb/block/kernel/sigma_min``. Bounds are called by their ``name=``; several of one name are
     ``svb.0/...``, ``svb.1/...``, in the state's order. The values stay on the device; before the first
     projection all are 0.
+
+    Args:
+      opt_state: A state of the bounds, or any state that has them in it.
+
+    Returns:
+      From each key to a number.
 
     Example:
       >>> import jax.numpy as jnp, optax, svb_jax

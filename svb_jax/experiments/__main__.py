@@ -4,7 +4,7 @@ Exit codes: 0 done; 1 a failed run, or an extra that is not installed; 2 wrong u
 143 by SIGTERM and 129 by SIGHUP, with the state saved, so that the same command continues.
 """
 
-import importlib
+import importlib.util
 import logging
 import os
 import signal
@@ -149,8 +149,10 @@ def _help(words: Sequence[str]) -> int:
 def _usage(prefix: str, summaries: Mapping[str, str]) -> str:
     width = max(map(len, summaries))
     commands = [f"  {name:{width}}  {summary}" for name, summary in summaries.items()]
-    more = f"{prefix} COMMAND --help lists the options of a command."
-    return "\n".join([f"usage: {prefix} COMMAND [options]", "", *commands, "", more])
+    more = [f"{prefix} COMMAND --help lists the options of a command."]
+    if "inspect" in summaries and importlib.util.find_spec("tyro") is None:
+        more += ["All but inspect need more packages: pip install 'svb_jax[train]'"]
+    return "\n".join([f"usage: {prefix} COMMAND [options]", "", *commands, "", *more])
 
 
 if __name__ == "__main__":

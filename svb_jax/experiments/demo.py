@@ -48,6 +48,8 @@ EXPERIMENT = Experiment(
     smoke_row="svb+bbn",
     figures=STANDARD_FIGURES,
     scales={"full": lambda config: config},
+    # Most of such a short run is compilation.
+    shows_times=False,
     notes=(
         "1,437 images of 8 x 8 pixels to train on, 360 to test: half a point of error is two images.",
         "Singular values start at one. SVB puts them back into [1/1.5, 1.5] after every epoch but the last.",
@@ -83,7 +85,6 @@ def print_comparison(runs: record.Runs) -> None:
     """Print the report's table, as far as a terminal has room for it."""
     console = PlainConsole()
     full = results_table(EXPERIMENT, runs)
-    # Not the times: most of such a short run is compilation.
     shown = ("row", "test error %", "best epoch", "after a last projection")
     table = Table(*shown)
     for cells in full.rows:

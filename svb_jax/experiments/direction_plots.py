@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from svb_jax.experiments.experiment import Experiment
 from svb_jax.experiments.plots import INK, curves, drawn_panels, legend, log_scale, looks, new_figure
@@ -47,7 +48,8 @@ def gain_ranges(experiment: Experiment[Any], runs: Runs) -> Figure:
         places = np.arange(1, len(low) + 1)
         axes.vlines(places, low, high, color=look["color"], linewidth=4)
         axes.axhline(1, color=INK, linewidth=1, linestyle=":")
-        axes.set(title=row, xlabel="direction", ylabel="s over layers")
+        axes.set(title=row, xlabel="direction", ylabel="gain of a layer")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         log_scale(axes)
     return figure
 
@@ -72,7 +74,7 @@ def mixing(experiment: Experiment[Any], runs: Runs) -> Figure:
     top = max(float(matrix.max()) for matrix in matrices.values())
     for axes, (row, matrix) in zip(grid.flat, matrices.items(), strict=False):
         image = axes.imshow(matrix, cmap="magma", vmin=0, vmax=top, rasterized=True)
-        axes.set(title=row, xlabel="direction of the lower layer", ylabel="of the upper")
+        axes.set(title=row, xlabel="direction, lower layer", ylabel="direction, upper layer")
         axes.grid(False)
         figure.colorbar(image, ax=axes, shrink=0.8)
     return figure

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import svb_jax
 from svb_jax._src.extras import needs_extra
+from svb_jax._src.masks import check_patterns
 from svb_jax.experiments.weights import Weights, load_weights, nested
 
 LAYOUTS = {
@@ -19,7 +20,10 @@ LAYOUTS = {
     "attention": svb_jax.attention,
     "every-matrix": svb_jax.every_matrix,
 }
-HINT = "Name its layout: --layout, and --scan NAME for stacked layers. Or leave it out: --skip PATTERN."
+HINT = (
+    "Name its layout: --layout oihw (outputs first), attention or every-matrix, and --scan NAME for stacked "
+    "layers. Or leave it out: --skip PATTERN."
+)
 NO_MATRIX_HINT = "--layout every-matrix takes all arrays of rank two and more"
 # What the help and the guide name.
 FIGURE_TYPES = (".png", ".svg", ".pdf")
@@ -106,6 +110,7 @@ class Inspect:
             raise ValueError(
                 f"inspect needs floating-point weights of 16 bits or more, got none in {self.path}."
             )
+        check_patterns("inspect", [*self.only, *self.skip], weights)
         mask = svb_jax.paths(*self.only, exclude=self.skip)(weights)
         return {path: array for path, array in weights.items() if mask[path]}
 

@@ -63,7 +63,7 @@ class List:
     """List the experiments, or the rows of those named."""
 
     names: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]", help_behavior_hint="")
     ] = ()
     """Experiments whose rows to list."""
     costs: bool = False

@@ -18,16 +18,19 @@ from svb_jax._src.figures import COLOURS, INK, STYLE, legend, log_scale, new_fig
 from svb_jax.experiments.experiment import Experiment, Metric
 from svb_jax.experiments.record import BIN_WIDTH, Histogram, Record, Runs, fine_bin, merge
 
-LINE_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
+DASHES = ((5, 1, 1, 1, 1, 1), (8, 2), (8, 2, 2, 2), (1, 3))
+LINE_STYLES = ("-", "--", "-.", ":", *((0, dashes) for dashes in DASHES))
 LEAST_SHARE = 5e-4
 """Where the vertical axis of a histogram begins."""
+SHOWN_WHOLE = 4
+"""Up to how many epochs of a training are all shown."""
 BIN_RATIO = 1.12
 """By how much a histogram's bins grow."""
 LAYER_GROUPS = ("lower layers", "middle layers", "higher layers")
 
 
 def curves(experiment: Experiment[Any], runs: Runs) -> Figure:
-    """Each row after each epoch: the mean of its seeds, shaded from the best seed to the worst."""
+    """The mean of the seeds after each epoch, shaded from best to worst; the axis fits the second half."""
     panels = drawn_panels(experiment, runs)
     figure, grid = new_figure(-(-len(panels) // 3), min(3, len(panels)), sharex=True)
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
@@ -63,7 +66,7 @@ def spectra(experiment: Experiment[Any], runs: Runs) -> Figure:
 
 
 def sigma_range(experiment: Experiment[Any], runs: Runs) -> Figure:
-    """Smallest and largest singular value of all layers at the end of each epoch, before its projection."""
+    """Smallest and largest singular value after each epoch, before projection; dots if none was logged."""
     panels = drawn_panels(experiment, runs)
     figure, grid = new_figure(-(-len(panels) // 3), min(3, len(panels)), sharex=True)
     for axes, (title, rows) in zip(grid.flat, panels.items(), strict=False):
@@ -99,12 +102,13 @@ def drawn_panels(experiment: Experiment[Any], runs: Runs) -> dict[str, list[str]
 
 
 def looks(experiment: Experiment[Any], rows: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The colour of each row's method, and a line style for rows that share it."""
+    """The colour of each row's method, a line style for rows that share it, and a width."""
     styles = {method: cycle(LINE_STYLES) for method in map(experiment.method, rows)}
-    for row in rows:
+    # Narrower from row to row, so that a line shows under another that runs over it.
+    for row, width in zip(rows, np.linspace(3.0, 1.2, len(rows)), strict=True):
         method = experiment.method(row)
         colour = COLOURS[experiment.colours.get(method, "black")]
-        yield row, {"color": colour, "linestyle": next(styles[method])}
+        yield row, {"color": colour, "linestyle": next(styles[method]), "linewidth": width}
 
 
 def ends_only(look: dict[str, Any]) -> dict[str, Any]:
@@ -167,13 +171,14 @@ def label_epochs(axes: Axes) -> None:
 def show_second_half(axes: Axes, metric: Metric, records: Sequence[Record]) -> None:
     """Let the vertical axis end where the second half of training does: the first epochs would flatten it.
 
-    So would runs that diverged, which leave it at the top.
+    So would runs that diverged, which leave it at the top. A few epochs are shown whole.
     """
     late = [
         value
         for record in records
         for epoch, value in zip(*record.curve(metric.key), strict=True)
-        if epoch > record.metrics[-1]["epoch"] / 2 and not metric.has_diverged(value)
+        if (epoch > record.metrics[-1]["epoch"] / 2 or record.metrics[-1]["epoch"] <= SHOWN_WHOLE)
+        and not metric.has_diverged(value)
     ]
     if late:
         low, high = min(late), max(late)
@@ -203,7 +208,7 @@ def draw_histograms(
         counts = np.bincount(places, weights=list(histogram.values()), minlength=len(own) - 1)
         # On a logarithmic axis the first bin, which begins at zero, is as wide as the second.
         edges = np.maximum(own, 0.5) * BIN_WIDTH
-        axes.stairs(counts / counts.sum(), edges, label=label, linewidth=1.6, **looks[label])
+        axes.stairs(counts / counts.sum(), edges, label=label, **looks[label])
     log_scale(axes, "x")
     # One tall bar at one must not hide the values far from it, which are few.
     axes.set_ylim(LEAST_SHARE, 1)

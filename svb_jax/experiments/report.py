@@ -74,7 +74,7 @@ class Report:
     """Write finished runs, with the paper's numbers beside them, as report.html and report.md."""
 
     names: Annotated[
-        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[NAME ...]", help_behavior_hint="")
     ] = ()
     """Experiments to report; all that have runs if none is given."""
     out: Path = RUNS
@@ -97,9 +97,11 @@ class Report:
             experiments = [replace(found, colours=found.paper_colours) for found in experiments]
         chapters = chapters_of(experiments, record.collect(self.results, self.runs))
         if not chapters:
+            asked = f" of {', '.join(self.names)}" if self.names else ""
+            example = f"run {(*self.names, 'table1')[0]} --scale smoke"
             raise FileNotFoundError(
-                f"report needs finished runs, got none in {self.results} or {self.runs}. "
-                f"Try: {command('run table1 --scale smoke', **given(self, 'runs', 'results'))}"
+                f"report needs finished runs{asked}, got none in {self.results} or {self.runs}. "
+                f"Try: {command(example, **given(self, 'runs', 'results'))}"
             )
         for path in write(chapters, self.out):
             print(f"Wrote {path}")
@@ -152,13 +154,15 @@ def to_markdown(chapters: Sequence[Chapter], title: str = TITLE, figures: str | 
 
 def to_html(chapters: Sequence[Chapter], title: str = TITLE) -> str:
     """The whole report as one page."""
-    links = "".join(f'<a href="#{_anchor(chapter)}">{_anchor(chapter)}</a>' for chapter in chapters)
-    cards = "".join(card for chapter in chapters for card in _cards(chapter))
+    links = [f'<a href="#{_anchor(chapter)}">{_anchor(chapter)}</a>' for chapter in chapters]
+    contents = f"<nav>{''.join(links)}</nav>" if len(links) > 1 else ""
+    numbers = "".join(card for chapter in chapters for card in _cards(chapter))
+    cards = f'<div class="cards">{numbers}</div>' if numbers else ""
     sections = "\n".join(map(_section, chapters))
     before, name, after = map(html.escape, OPENING)
     opening = f'<p>{before}<a href="{PAPER_ADDRESS}">{name}</a>{after}</p>'
     heading = f'<h1>{html.escape(title)}</h1>{opening}<p class="soft">{LEAD}</p>'
-    return page.page(title, f'{heading}<nav>{links}</nav><div class="cards">{cards}</div>\n{sections}')
+    return page.page(title, f"{heading}{contents}{cards}\n{sections}")
 
 
 def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:

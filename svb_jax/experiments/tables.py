@@ -66,7 +66,7 @@ def results_table(experiment: Experiment[Any], runs: Runs) -> Table:
         "95 % interval",
     ]
     header += ["difference, paired", "best run", *experiment.columns, "runs"]
-    header += ["quickest run (x baseline)"] if experiment.shows_times else []
+    header += ["quickest run (x baseline)"] if _shows_times(experiment, runs) else []
     return Table(header, [_result_row(experiment, runs, row) for row in runs])
 
 
@@ -150,7 +150,7 @@ def _result_row(experiment: Experiment[Any], runs: Runs, row: str) -> list[str]:
         metric.show(min(_values(metric, records), default=None)),
         *(_mean_of(experiment, records, key) for key in experiment.columns.values()),
         str(len(records)),
-        *([_time(experiment, runs, row)] if experiment.shows_times else []),
+        *([_time(experiment, runs, row)] if _shows_times(experiment, runs) else []),
     ]
 
 
@@ -190,6 +190,13 @@ def _comparison(metric: Metric, comparison: Paired | None) -> str:
 def _mean_of(experiment: Experiment[Any], records: Sequence[Record], key: str) -> str:
     values = [record.result[key] for record in records if record.result.get(key) is not None]
     return experiment.metric.show(spread(values).mean) if values else "-"
+
+
+def _shows_times(experiment: Experiment[Any], runs: Runs) -> bool:
+    """Return whether times say what bounding costs; those of a smoke test are the compiler's."""
+    return experiment.shows_times and all(
+        run.scale != "smoke" for records in runs.values() for run in records
+    )
 
 
 def _time(experiment: Experiment[Any], runs: Runs, row: str) -> str:

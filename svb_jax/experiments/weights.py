@@ -19,6 +19,11 @@ from svb_jax.experiments.safetensors import read_safetensors
 
 Weights = dict[str, np.ndarray]
 
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+"""What PyTorch and others write by default: programs, which could do anything to whoever reads them."""
+PICKLE_HINT = (
+    " Python's pickles, which can run code, are not read: save the weights with safetensors.torch.save_file."
+)
 MOST_OWNERS = 100
 """Levels above an array. No network nests its layers so deep, and JAX walks a tree by recursion."""
 
@@ -49,14 +54,13 @@ def load_weights(path: Path) -> Weights:
     if read is None:
         raise FileNotFoundError(
             "inspect reads .npz, .safetensors and .msgpack files, folders of safetensors, Orbax checkpoints "
-            f"and the folders of runs, got {path}."
+            f"and the folders of runs, got {path}.{PICKLE_HINT if path.suffix in PICKLES else ''}"
         )
     try:
         if not path.is_dir():
             check_regular(path)
         floating = {name: array for name, array in read(path).items() if _is_floating(array)}
         weights = _renamed(floating, lambda name: "/".join(_words(_printable(name))))
-        weights = {name: _without_float64(array) for name, array in weights.items()}
         return _without_value(_only_params(weights))
     except ModuleNotFoundError:
         raise
@@ -64,7 +68,8 @@ def load_weights(path: Path) -> Weights:
         raise UnreadableWeightsError(f"{path} cannot be read: this machine has too little memory.") from error
     # Damaged files make zip, JSON, msgpack and Orbax raise whatever they like.
     except Exception as error:
-        raise UnreadableWeightsError(f"{path} cannot be read: {_reason(error)}.") from error
+        reason = _reason(error).replace(f"{path} is", "it is", 1)
+        raise UnreadableWeightsError(f"{path} cannot be read: {reason}.") from error
 
 
 def nested(weights: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -194,11 +199,6 @@ def _printable(text: str) -> str:
 
 def _is_floating(array: np.ndarray) -> bool:
     return jnp.issubdtype(array.dtype, jnp.floating) and array.size > 0
-
-
-def _without_float64(array: np.ndarray) -> np.ndarray:
-    """JAX warns of each float64 array and does the same."""
-    return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
 def _words(path: str) -> list[str]:

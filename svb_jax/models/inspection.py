@@ -42,6 +42,9 @@ def summary(
       image_shape: Height, width and channels of an image; the network's own if not given.
       **settings: What to pass to :func:`svb_jax.models.make` beside the name.
 
+    Returns:
+      The counts.
+
     Example:
       >>> import svb_jax.models
       >>> counts = svb_jax.models.summary("wrn_28_16_authors")
@@ -76,6 +79,9 @@ def pairs(
       model: A name in :data:`svb_jax.models.MODELS`, or a network.
       image_shape: Height, width and channels of an image; the network's own if not given.
       **settings: What to pass to :func:`svb_jax.models.make` beside the name.
+
+    Returns:
+      The path of each such kernel and of its BatchNorm, in the order of use.
 
     Example:
       >>> import svb_jax.models
