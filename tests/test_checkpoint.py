@@ -66,6 +66,12 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_one(tmp_path, monkeyp
     assert not (folder / OUTDATED).exists()
 
 
+def test_a_copy_under_any_name_knows_its_step(tmp_path):
+    _save(tmp_path / "checkpoints", [5.0])
+    (tmp_path / "checkpoints" / "1").rename(tmp_path / "my best")
+    assert load_checkpoint(tmp_path / "my best").step == 1
+
+
 def test_no_folder_is_no_checkpoint(tmp_path):
     assert load_newest(tmp_path / "checkpoints") == (None, {})
 

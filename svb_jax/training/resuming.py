@@ -41,6 +41,10 @@ def find_start(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | No
 
     Returns:
       The checkpoint; None if there is none at all.
+
+    Raises:
+      CheckpointError: There are checkpoints, and not one is whole.
+      ValueError: The newest whole one is that of another run.
     """
     start, damaged = load_newest(folder.checkpoints)
     for step, reason in damaged.items():
@@ -48,5 +52,7 @@ def find_start(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | No
             place = set_aside(folder.checkpoints / str(step), folder.path)
             say(f"The checkpoint of step {step} {reason}; it is now in {place}.")
     if start is not None:
+        # The folder's check has read that of the newest, which may be damaged elsewhere.
+        folder.check_config(start.notes.config)
         say(f"Continuing the run in {folder.path} from step {start.step}.")
     return start

@@ -81,7 +81,17 @@ class RunFolder:
             )
         for folder in (self.path, self.checkpoints, self.path / DAMAGED):
             check_folder(folder)
-        saved = self._saved_config()
+        self.check_config(self._saved_config())
+
+    def check_config(self, saved: Mapping[str, Any]) -> None:
+        """Check that a configuration which was found in the folder is this run's.
+
+        Args:
+          saved: The fields of what was found; none if nothing was.
+
+        Raises:
+          ValueError: It is another one; the message names the fields that differ.
+        """
         different = differences(saved, to_fields(self.config)) if saved else {}
         if different:
             raise ValueError(

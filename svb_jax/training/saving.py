@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from svb_jax.training.checkpoint import (
     name_of,
     saved_steps,
 )
+from svb_jax.training.durable import remove
 from svb_jax.training.parallel import fetch
 
 OUTDATED = "outdated"
@@ -124,7 +124,9 @@ class Checkpoints:
             self._remove_outdated()
 
     def _remove_outdated(self) -> None:
-        shutil.rmtree(self.folder / OUTDATED, ignore_errors=True)
+        # Orbax would follow a link, and fail at a file, that someone has put there.
+        with contextlib.suppress(OSError):
+            remove(self.folder / OUTDATED)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
