@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from svb_jax.training import Diverged
+from svb_jax.training import Diverged, agreement
+from svb_jax.training.agreement import agree_on_the_end
 from svb_jax.training.hosts import Hosts, LostHost, leaving_on_failure
 from tests.faults.hosts import (
     finish_two_in_peace,
@@ -164,6 +165,15 @@ def test_hosts_with_other_configurations_do_not_start(tmp_path):
         assert code == 2, output
         assert "host 1 has momentum=0.5, not 0.9, seed=1, not 0 as host 0 has" in output
     assert not (tmp_path / "run").exists()
+
+
+def test_hosts_of_which_one_finds_the_run_complete_do_not_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "gather", lambda own: [own, False])
+    agree_on_the_end(tmp_path, is_complete=False)
+    refused = r"needs a run_dir that all hosts see: host 0 finds a complete run in .*, host 1 does not"
+    with pytest.raises(ValueError, match=refused):
+        agree_on_the_end(tmp_path, is_complete=True)
 
 
 def test_the_partner_of_a_frozen_host_stops_with_a_sentence(tmp_path):

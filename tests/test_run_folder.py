@@ -106,6 +106,15 @@ def test_a_second_process_is_refused_and_told_of_the_first(peace, tmp_path):
     assert_same_end(config.run_dir, peace.run_dir)
 
 
+def test_a_lock_holds_when_its_file_is_removed(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(FolderInUse, match="in use by another process"), locked(tmp_path):
+            pass
+    with locked(tmp_path) as is_locked:
+        assert is_locked
+
+
 def test_a_lock_without_a_name_still_holds(tmp_path):
     with locked(tmp_path):
         (tmp_path / "lock").write_text("garbage")
@@ -230,6 +239,15 @@ def test_a_run_does_not_settle_in_the_current_folder(run_dir, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"needs a run_dir of its own, got .*, the current folder"):
         dataclasses.replace(QUICK, run_dir=asked)
     assert dataclasses.replace(QUICK, run_dir=Path("there")).run_dir == Path("there")
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["train", *to_words(tmp_path, QUICK_OPTIONS)]) == 2
+    assert capsys.readouterr().err == (
+        f"train needs a run_dir of its own, got {tmp_path}, whose config.json is of something else.\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.mark.parametrize("name", ["*", "?", "[1]", "a\\b"])

@@ -223,8 +223,13 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 def _agree(folder: Path, newest: Checkpoint | None) -> Checkpoint | None:
     """Return the newest checkpoint that every host could read."""
-    steps = multihost_utils.process_allgather(np.asarray(-1 if newest is None else newest.step))
+    steps = np.ravel(multihost_utils.process_allgather(np.asarray(-1 if newest is None else newest.step)))
     common = int(steps.min())
+    if common < 0 <= steps.max():
+        raise CheckpointError(
+            f"Host {steps.argmin()} finds no whole checkpoint in {folder}, host {steps.argmax()} does. "
+            "All hosts must see the same run_dir."
+        )
     if newest is None or newest.step == common:
         return newest
     return _load_step(folder, common)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import svb_jax
-from svb_jax.training.agreement import agree
+from svb_jax.training.agreement import agree, agree_on_the_end
 from svb_jax.training.checkpoint import Checkpoint, saved_steps
 from svb_jax.training.compilation import cached_compilation
 from svb_jax.training.config import TrainConfig, to_fields
@@ -62,7 +62,9 @@ def train(config: TrainConfig, trackers: Sequence[Tracker] = ()) -> Result:
         agree(config)
         folder = RunFolder(config)
         folder.check()
-        return folder.result() or _train_in(folder, trackers)
+        result = folder.result()
+        agree_on_the_end(folder.path, result is not None)
+        return result or _train_in(folder, trackers)
 
 
 def _train_in(folder: RunFolder, trackers: Sequence[Tracker]) -> Result:

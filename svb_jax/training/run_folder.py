@@ -81,6 +81,11 @@ class RunFolder:
             )
         for folder in (self.path, self.checkpoints, self.path / DAMAGED):
             check_folder(folder)
+        found = _read_object(self.path / "config.json")
+        if found and "run_dir" not in found and not saved_steps(self.checkpoints):
+            raise ValueError(
+                f"train needs a run_dir of its own, got {self.path}, whose config.json is of something else."
+            )
         self.check_config(self._saved_config())
 
     def check_config(self, saved: Mapping[str, Any]) -> None:
