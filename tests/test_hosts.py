@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from svb_jax.training import Diverged, agreement
-from svb_jax.training.agreement import agree_on_the_end
+from svb_jax.training.agreement import agree_on_the_data, agree_on_the_end
 from svb_jax.training.hosts import Hosts, LostHost, leaving_on_failure
 from tests.faults.hosts import (
     finish_two_in_peace,
@@ -174,6 +174,14 @@ def test_hosts_of_which_one_finds_the_run_complete_do_not_start(monkeypatch, tmp
     refused = r"needs a run_dir that all hosts see: host 0 finds a complete run in .*, host 1 does not"
     with pytest.raises(ValueError, match=refused):
         agree_on_the_end(tmp_path, is_complete=True)
+
+
+def test_hosts_with_other_data_do_not_start(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "gather", lambda own: ["a", own])
+    agree_on_the_data("digits", "a")
+    with pytest.raises(ValueError, match="host 1 has other images or labels of digits than host 0"):
+        agree_on_the_data("digits", "b")
 
 
 def test_the_partner_of_a_frozen_host_stops_with_a_sentence(tmp_path):

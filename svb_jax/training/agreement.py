@@ -58,6 +58,27 @@ def agree_on_the_end(run_dir: Path, is_complete: bool) -> None:
         )
 
 
+def agree_on_the_data(dataset: str, digest: str | None) -> None:
+    """Check that all hosts have the same images and labels.
+
+    Args:
+      dataset: Its name.
+      digest: Of this host's, None if it is not known.
+
+    Raises:
+      ValueError: They have not; on every host alike.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = gather(digest)
+    for host, other in enumerate(everyone):
+        if other != everyone[0]:
+            raise ValueError(
+                f"train needs the same data on every host: host {host} has other images or labels of "
+                f"{dataset} than host 0."
+            )
+
+
 def gather(value: Any) -> list[Any]:
     """Return a JSON value of every host, in their order.
 

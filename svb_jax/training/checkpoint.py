@@ -36,6 +36,8 @@ class Notes:
     """The metrics of every epoch so far, as in ``metrics.jsonl``."""
     checksums: Mapping[str, str]
     """The SHA-256 of every array."""
+    data: str | None = None
+    """The SHA-256 of the images and labels; None if it was not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the notes with a sum of their own, so that no bit of them can change unseen."""
