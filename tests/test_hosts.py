@@ -121,7 +121,9 @@ def test_addresses_and_cluster_exclude_each_other():
         ({"coordinator": "10.0.0.1:70000"}, "a coordinator of the form HOST:PORT"),
         ({"coordinator_bind": ":80"}, "a coordinator_bind of the form HOST:PORT"),
         ({"process_id": 2}, "a process_id from 0 to num_processes - 1, got 2 of 2"),
-        ({"wait_seconds": 0}, "wait_seconds of at least 1, got 0"),
+        ({"wait_seconds": 0}, "wait_seconds of at least 1 and at most 10000000, got 0"),
+        ({"wait_seconds": 2**40}, "wait_seconds of at least 1 and at most 10000000, got 1099511627776"),
+        ({"num_processes": 2**40}, "num_processes of at most 1000000, got 1099511627776"),
     ],
 )
 def test_impossible_hosts_are_refused(options, need):
