@@ -496,6 +496,21 @@ def _replace(make):
     return damage
 
 
+@pytest.mark.parametrize("rows", [["svb"], ["sgd", "svb", "svb+bbn"]])
+def test_networks_that_ended_without_finite_weights_are_reported(rows, runs, tmp_path):
+    for row in rows:
+        for run_dir in runs.glob(f"table1/{row}/small/seed*"):
+            spectrum = dict(np.load(run_dir / "spectrum.npz"))
+            spectrum |= {name: np.full(3, math.nan) for name in spectrum if name.startswith("final/")}
+            np.savez(run_dir / "spectrum.npz", **spectrum)
+            lines = [{"epoch": epoch, "test_error": 90.0} for epoch in (1, 2)]
+            (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (chapter,) = report.chapters_of([table1.EXPERIMENT], record.collect(tmp_path / "none", runs))
+    assert chapter.runs["svb"][0].spectra["final"]["head/kernel"] == {}
+    page = report.to_html([chapter])
+    assert page.count("<svg") == 3
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [

@@ -183,13 +183,14 @@ def merge(histograms: Iterator[Histogram]) -> Histogram:
 
 
 def histogram(values: np.ndarray) -> Histogram:
-    """Count singular values in bins of 0.02.
+    """Count singular values in bins of 0.02; those of a network that diverged may be in none.
 
     Example:
       >>> histogram(np.array([0.999, 1.0, 1.01, 3.3]))
       {'49': 1, '50': 2, '165': 1}
     """
-    bins = fine_bin(np.ravel(values))
+    flat = np.ravel(values)
+    bins = fine_bin(flat[np.isfinite(flat)])
     return {
         str(number): int(count) for number, count in zip(*np.unique(bins, return_counts=True), strict=True)
     }
@@ -233,7 +234,7 @@ def _are_histograms(spectra: Any) -> bool:
 
 
 def _is_histogram(histogram: Any) -> bool:
-    if not histogram or not isinstance(histogram, dict):
+    if not isinstance(histogram, dict):
         return False
     are_counts = all(isinstance(count, int) and 0 < count < LIMIT for count in histogram.values())
     return are_counts and all(map(_BIN.fullmatch, histogram))
