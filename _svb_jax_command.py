@@ -14,12 +14,28 @@ SHOW_CURSOR = b"\x1b[?25h\n"
 
 def main() -> int:
     """Run the command line; until a command answers signals itself, each ends the process with one line."""
+    _open_standard_streams()
     ending = _Ending(os.getpid())
     ending.begin()
     from svb_jax.experiments.__main__ import main as run
 
     ending.code = run()
     return ending.code
+
+
+def _open_standard_streams() -> None:
+    """Send nowhere what whoever started this process has closed.
+
+    The next file would get the stream's number, and with it the messages of native libraries: a checkpoint.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free number.
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 class _Ending:

@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 
+import jax
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 
 from svb_jax.training import Interrupted, loop, train
 from svb_jax.training.checkpoint import (
@@ -64,6 +66,39 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_one(tmp_path, monkeyp
         checkpoints.save(_state(4), seconds=0.0, test_error=2.0)
     assert saved_steps(folder) == [3, 4]
     assert not (folder / OUTDATED).exists()
+
+
+def test_a_copy_under_any_name_knows_its_step(tmp_path):
+    _save(tmp_path / "checkpoints", [5.0])
+    (tmp_path / "checkpoints" / "1").rename(tmp_path / "my best")
+    assert load_checkpoint(tmp_path / "my best").step == 1
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    """Let this host be the first of two; returns a function that says what the other one tells it."""
+
+    def hears(value):
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        monkeypatch.setattr(multihost_utils, "process_allgather", lambda own: np.stack([own, value]))
+
+    return hears
+
+
+def test_hosts_continue_from_the_newest_that_all_can_read(hosts, tmp_path):
+    _save(tmp_path, [5.0, 4.0])
+    hosts(1)
+    newest, damaged = load_newest(tmp_path)
+    assert (newest.step, damaged) == (1, {2: "cannot be read by another host"})
+
+
+@pytest.mark.parametrize("folder", [".", "none"])
+def test_hosts_that_see_different_folders_are_told(folder, hosts, tmp_path):
+    _save(tmp_path, [5.0])
+    hosts(-1 if folder == "." else 1)
+    other = 1 if folder == "." else 0
+    with pytest.raises(CheckpointError, match=rf"Host {other} finds no whole checkpoint in .*same run_dir"):
+        load_newest(tmp_path / folder)
 
 
 def test_no_folder_is_no_checkpoint(tmp_path):

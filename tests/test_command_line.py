@@ -4,11 +4,13 @@ import contextlib
 import importlib.util
 import io
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -134,6 +136,18 @@ class Stub:
         (Diverged("The loss is nan."), 1, "The loss is nan.\n"),
         (OSError(28, "No space left on device"), 1, "OSError: [Errno 28] No space left on device\n"),
         (
+            MemoryError("Unable to allocate 7 EiB\nfor an array"),
+            1,
+            "Too little memory (Unable to allocate 7 EiB). A smaller batch or network needs less.\n",
+        ),
+        (MemoryError(), 1, "Too little memory. A smaller batch or network needs less.\n"),
+        (
+            jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."),
+            1,
+            "Too little memory (RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes). A smaller batch or "
+            "network needs less.\n",
+        ),
+        (
             ModuleNotFoundError("No module named 'tyro'", name="tyro"),
             1,
             "svb demo needs tyro, which is not installed: pip install 'svb_jax[train]'\n",
@@ -144,6 +158,32 @@ def test_exit_codes(error, code, message, monkeypatch, capsys):
     monkeypatch.setattr(demo, "Demo", type("Failing", (Stub,), {"error": error}))
     assert main(["demo"]) == code
     assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize(("error", "code"), [(Diverged("The loss is nan."), 1), (KeyboardInterrupt(), 130)])
+def test_exit_codes_do_not_depend_on_a_terminal(error, code, monkeypatch):
+    monkeypatch.setattr(demo, "Demo", type("Failing", (Stub,), {"error": error}))
+    # Every write to it fails; so does closing it, unless it has been silenced.
+    with open("/dev/full", "w") as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert main(["demo"]) == code
+
+
+OPEN_STREAMS = """
+import os, sys
+from _svb_jax_command import _open_standard_streams
+_open_standard_streams()
+print("lost", flush=True), print("lost", file=sys.stderr, flush=True)
+with open(sys.argv[1], "w") as file:
+    file.write(" ".join(os.readlink(f"/proc/self/fd/{number}") for number in range(3)))
+"""
+
+
+def test_streams_that_were_closed_lead_nowhere(tmp_path):
+    # Otherwise the file itself, and later a checkpoint, would be what native libraries complain to.
+    command = shlex.join([sys.executable, "-c", OPEN_STREAMS, str(tmp_path / "file")])
+    subprocess.run(f"{command} <&- >&- 2>&-", shell=True, cwd=ROOT, check=True)
+    assert (tmp_path / "file").read_text() == "/dev/null /dev/null /dev/null"
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])

@@ -1,5 +1,6 @@
 """What is compiled is kept, and a damaged or exchanged program is compiled again instead of run."""
 
+import os
 import shutil
 
 import jax
@@ -63,6 +64,16 @@ def test_damaged_programs_are_compiled_again(entries, damage):
     for path in entries:
         path.write_bytes(damage(path.read_bytes()))
     assert _answers(entries[0].parent) == [6.0, 10.0]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_file_is_removed_and_compiled_again(make, entries):
+    for path in entries:
+        path.unlink()
+        make(path)
+    assert _answers(entries[0].parent) == [6.0, 10.0]
+    assert all(path.is_file() for path in entries)
 
 
 def test_every_flipped_bit_is_noticed(entries):

@@ -235,6 +235,15 @@ def test_files_that_never_end_are_told(name, make, own_cifar):
         load("cifar10", data_dir)
 
 
+def test_a_description_that_promises_too_many_images_is_told(own_cifar):
+    data_dir, folder, _ = own_cifar
+    (folder / "decoded_train.npz").unlink()
+    path = folder / "dataset_info.json"
+    path.write_text(path.read_text().replace('"20"', '"900000000000"'))
+    with pytest.raises(OSError, match=r"is damaged \(Unable to allocate"):
+        load("cifar10", data_dir)
+
+
 @pytest.mark.slow
 def test_the_real_cifar10_has_its_digest():
     if not Path("data/cifar10").exists():

@@ -30,6 +30,7 @@ from svb_jax.training.importing import download, import_archive
 from svb_jax.training.lock import FolderInUse, locked
 from svb_jax.training.stopping import Interrupted
 from tests.faults.runs import QUICK
+from tests.test_checkpoint import crash_at
 from tests.tiny_cifar import TINY10, TINY100, write_tiny_cifar
 
 
@@ -217,6 +218,25 @@ def test_a_run_on_modified_data_says_so(folder, tmp_path, capsys):
     assert train(config).data_origin == "modified"
     assert "The cifar10 in" in capsys.readouterr().err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["data_origin"] == "modified"
+
+
+def test_a_run_is_not_continued_on_other_data(folder, tmp_path, monkeypatch):
+    import_archive("cifar10", folder, tmp_path / "data")
+    exchange_labels(folder)
+    import_archive("cifar10", folder, tmp_path / "other", modified=True)
+    config = replace(
+        QUICK,
+        dataset="cifar10",
+        data_dir=tmp_path / "data",
+        run_dir=tmp_path / "run",
+        first=None,
+        batch_size=10,
+    )
+    crash_at(monkeypatch, config, step=6)
+    with pytest.raises(ValueError, match=r"other images or labels: the cifar10 in .*other is not the one"):
+        train(replace(config, data_dir=tmp_path / "other"))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    train(replace(config, data_dir=tmp_path / "moved"))
 
 
 def test_another_archive_of_cifar100_is_refused_and_so_is_a_folder(tmp_path):

@@ -132,6 +132,15 @@ def test_wrong_names_end_with_code_2(capsys):
     assert "Did you mean 'table1'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("seed", ["-1", "4294967296"])
+def test_seeds_that_no_generator_takes_are_refused_before_anything_runs(seed, tmp_path, capsys):
+    assert (
+        main(["run", "deep_linear", "--scale", "smoke", "--runs", str(tmp_path), "--seeds", "0", seed]) == 2
+    )
+    assert capsys.readouterr().err == f"run needs seeds of at least 0 and below 2**32, got {seed}.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def check_smoke(name: str, runs, tmp_path) -> None:
     experiment, (row,) = catalogue.find(name)
     run(tmp_path, name, scale="smoke", runs=runs)

@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from svb_jax.training import Diverged
+from svb_jax.training import Diverged, agreement
+from svb_jax.training.agreement import agree_on_the_data, agree_on_the_end
 from svb_jax.training.hosts import Hosts, LostHost, leaving_on_failure
 from tests.faults.hosts import (
     finish_two_in_peace,
@@ -120,7 +121,9 @@ def test_addresses_and_cluster_exclude_each_other():
         ({"coordinator": "10.0.0.1:70000"}, "a coordinator of the form HOST:PORT"),
         ({"coordinator_bind": ":80"}, "a coordinator_bind of the form HOST:PORT"),
         ({"process_id": 2}, "a process_id from 0 to num_processes - 1, got 2 of 2"),
-        ({"wait_seconds": 0}, "wait_seconds of at least 1, got 0"),
+        ({"wait_seconds": 0}, "wait_seconds of at least 1 and at most 10000000, got 0"),
+        ({"wait_seconds": 2**40}, "wait_seconds of at least 1 and at most 10000000, got 1099511627776"),
+        ({"num_processes": 2**40}, "num_processes of at most 1000000, got 1099511627776"),
     ],
 )
 def test_impossible_hosts_are_refused(options, need):
@@ -164,6 +167,23 @@ def test_hosts_with_other_configurations_do_not_start(tmp_path):
         assert code == 2, output
         assert "host 1 has momentum=0.5, not 0.9, seed=1, not 0 as host 0 has" in output
     assert not (tmp_path / "run").exists()
+
+
+def test_hosts_of_which_one_finds_the_run_complete_do_not_start(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "gather", lambda own: [own, False])
+    agree_on_the_end(tmp_path, is_complete=False)
+    refused = r"needs a run_dir that all hosts see: host 0 finds a complete run in .*, host 1 does not"
+    with pytest.raises(ValueError, match=refused):
+        agree_on_the_end(tmp_path, is_complete=True)
+
+
+def test_hosts_with_other_data_do_not_start(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "gather", lambda own: ["a", own])
+    agree_on_the_data("digits", "a")
+    with pytest.raises(ValueError, match="host 1 has other images or labels of digits than host 0"):
+        agree_on_the_data("digits", "b")
 
 
 def test_the_partner_of_a_frozen_host_stops_with_a_sentence(tmp_path):

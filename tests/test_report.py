@@ -188,7 +188,7 @@ def test_numbers_that_are_missing_print_as_a_dash(chapter):
     assert cells(table, "svb")["best epoch"] == "-"
 
 
-@pytest.mark.parametrize("std", [0.01, 0.5, 1.7, 40.0])
+@pytest.mark.parametrize("std", [0.01, 0.5, 1.7, 40.0, 200.0])
 def test_seeds_needed_are_the_fewest_that_make_the_interval_small_enough(std):
     n = comparison.seeds_needed(std, half_width=0.5)
 
@@ -197,6 +197,11 @@ def test_seeds_needed_are_the_fewest_that_make_the_interval_small_enough(std):
 
     assert half(n) <= 0.5
     assert n == 2 or half(n - 1) > 0.5
+
+
+@pytest.mark.timeout(20)
+def test_seeds_needed_for_errors_that_make_no_sense_are_many():
+    assert comparison.seeds_needed(1e18, half_width=0.5) == pytest.approx((1.96 * 1e18 / 0.5) ** 2, rel=0.01)
 
 
 def test_report_says_what_is_open_and_what_would_decide_it(chapter):
@@ -463,6 +468,7 @@ def test_unfinished_runs_are_left_out(runs, tmp_path):
         ("metrics.jsonl", b"3\n"),
         ("metrics.jsonl", b"{}\n"),
         ("config.json", b"[1"),
+        ("result.json", b'{"seconds": 1' + b"0" * 400 + b"}"),
         ("spectrum.npz", b"PK"),
         ("spectrum.npz", os.mkdir),
         ("metrics.jsonl", os.mkdir),
@@ -529,6 +535,21 @@ def _replace(make):
     return damage
 
 
+@pytest.mark.parametrize("rows", [["svb"], ["sgd", "svb", "svb+bbn"]])
+def test_networks_that_ended_without_finite_weights_are_reported(rows, runs, tmp_path):
+    for row in rows:
+        for run_dir in runs.glob(f"table1/{row}/small/seed*"):
+            spectrum = dict(np.load(run_dir / "spectrum.npz"))
+            spectrum |= {name: np.full(3, math.nan) for name in spectrum if name.startswith("final/")}
+            np.savez(run_dir / "spectrum.npz", **spectrum)
+            lines = [{"epoch": epoch, "test_error": 90.0} for epoch in (1, 2)]
+            (run_dir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (chapter,) = report.chapters_of([table1.EXPERIMENT], record.collect(tmp_path / "none", runs))
+    assert chapter.runs["svb"][0].spectra["final"]["head/kernel"] == {}
+    page = report.to_html([chapter])
+    assert page.count("<svg") == 3
+
+
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -537,7 +558,32 @@ def _replace(make):
         (lambda path: path.write_text("[" * 100_000), "recursion"),
         (_change(result=None), "its result is no dict"),
         (_change(metrics=3), "its metrics is no list"),
-        (_change(metrics=[{"step": 1}]), "its metrics have no epochs"),
+        (_change(metrics=[]), "its metrics are not numbers by epoch"),
+        (_change(metrics=[{"step": 1}]), "its metrics are not numbers by epoch"),
+        (_change(metrics=[{"epoch": []}]), "its metrics are not numbers by epoch"),
+        (_change(metrics=[{"epoch": math.inf}]), "its metrics are not numbers by epoch"),
+        (_change(metrics=[{"epoch": 1, "test_error": "5"}]), "its metrics are not numbers by epoch"),
+        (_change(metrics=[{"epoch": 1, "test_error": 10**400}]), "its metrics are not numbers by epoch"),
+        (_change(result={}), "its result has no seconds"),
+        (_change(result={"seconds": -1.0}), "its result has no seconds"),
+        (
+            _change(result={"seconds": 1.0, "sigma": [[1.0], ["2"]]}),
+            "its result's sigma is neither text nor num",
+        ),
+        (_change(result={"seconds": 1.0, "steps": {}}), "its result's steps is neither text nor numbers"),
+        (_change(spectra={"initial": {}, "final": {}}), "its spectra are not counts"),
+        (
+            _change(spectra={"initial": {"w": {"50": 3}}, "final": {"w": {"50": "3"}}}),
+            "its spectra are not count",
+        ),
+        (
+            _change(spectra={"initial": {"w": {"50": 3}}, "final": {"w": {"-5": 3}}}),
+            "its spectra are not counts",
+        ),
+        (
+            _change(spectra={"initial": {"w": {"50": 3}}, "final": {"w": {"50": -3}}}),
+            "its spectra are not counts",
+        ),
         (_change(spectra={}), "its spectra are not initial and final"),
         (_change(seed="0"), "its seed is no int"),
         (_change(seed=1), "it is that of table1/svb/small/seed1.json"),
@@ -558,12 +604,19 @@ def test_a_damaged_record_is_named(damage, reason, runs, tmp_path, capsys):
     assert reason in said
 
 
-@pytest.mark.parametrize("more", [{}, {"test_error": "5"}])
-def test_a_result_without_the_error_it_is_judged_by_is_named(more, runs, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({}, "test_error"),
+        ({"test_error": "5"}, "test_error"),
+        ({"test_error": 5.0, "best_test_error": "5"}, "best_test_error"),
+    ],
+)
+def test_a_result_without_the_error_it_is_judged_by_is_named(more, key, runs, tmp_path, capsys):
     (runs / "table1/svb/small/seed0/result.json").write_text(json.dumps({"seconds": 1.0, **more}))
     assert main(["report", "--runs", str(runs), "--results", str(tmp_path), "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        "report needs test_error in every result of table1, got none in svb, small, seed 0.\n"
+        f"report needs {key} in every result of table1, got none in svb, small, seed 0.\n"
     )
 
 

@@ -1,6 +1,7 @@
 """A run's folder: one process at a time, one configuration, and files that are made anew if damaged."""
 
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -20,9 +21,10 @@ from svb_jax.experiments.run_files import write_run
 from svb_jax.training import Interrupted, train
 from svb_jax.training.checkpoint import CheckpointError, load_newest, saved_steps
 from svb_jax.training.compilation import cached_compilation
-from svb_jax.training.durable import RUN_FILES, altered
+from svb_jax.training.durable import RUN_FILES, altered, set_aside
 from svb_jax.training.lock import FolderInUse, locked
 from svb_jax.training.run_folder import RunFolder
+from svb_jax.training.saving import OUTDATED
 from svb_jax.training.session import Session
 from tests.faults.processes import Forked
 from tests.faults.runs import QUICK, QUICK_OPTIONS, assert_same_end, to_words, wait_for_step
@@ -102,6 +104,15 @@ def test_a_second_process_is_refused_and_told_of_the_first(peace, tmp_path):
             holder.kill()
     train(config)
     assert_same_end(config.run_dir, peace.run_dir)
+
+
+def test_a_lock_holds_when_its_file_is_removed(tmp_path):
+    with locked(tmp_path):
+        (tmp_path / "lock").unlink()
+        with pytest.raises(FolderInUse, match="in use by another process"), locked(tmp_path):
+            pass
+    with locked(tmp_path) as is_locked:
+        assert is_locked
 
 
 def test_a_lock_without_a_name_still_holds(tmp_path):
@@ -230,6 +241,15 @@ def test_a_run_does_not_settle_in_the_current_folder(run_dir, tmp_path, monkeypa
     assert dataclasses.replace(QUICK, run_dir=Path("there")).run_dir == Path("there")
 
 
+def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    assert main(["train", *to_words(tmp_path, QUICK_OPTIONS)]) == 2
+    assert capsys.readouterr().err == (
+        f"train needs a run_dir of its own, got {tmp_path}, whose config.json is of something else.\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize("name", ["*", "?", "[1]", "a\\b"])
 def test_a_path_that_orbax_misreads_is_refused_and_a_link_will_do(name, crashed, tmp_path):
     folder = tmp_path / name / "run"
@@ -260,7 +280,7 @@ def test_a_folder_in_place_of_the_lock_gets_a_sentence(tmp_path, capsys):
 
 
 def test_a_run_whose_checkpoints_are_moved_away_ends_as_in_peace(tmp_path):
-    options = {**QUICK_OPTIONS, "epochs": 40}
+    options = {**QUICK_OPTIONS, "epochs": 12}
     Forked(tmp_path / "peace", **options).finish()
     run = tmp_path / "run"
     process = Forked(run, **options)
@@ -379,6 +399,73 @@ def test_a_complete_run_whose_files_never_end_is_made_anew(peace, finished, make
         _replace(finished.run_dir / name, make)
     train(finished)
     assert_same_end(finished.run_dir, peace.run_dir)
+
+
+@pytest.mark.parametrize("name", ["15", "16", "99"])
+def test_a_checkpoint_under_the_name_of_another_step_is_set_aside(name, peace, crashed, capsys):
+    (crashed.run_dir / "checkpoints" / "12").rename(crashed.run_dir / "checkpoints" / name)
+    train(crashed)
+    assert f"The checkpoint of step {name} is that of step 12; it is now in" in capsys.readouterr().err
+    assert saved_steps(crashed.run_dir / "checkpoints") == [12, 16]
+    assert_same_end(crashed.run_dir, peace.run_dir)
+
+
+@pytest.mark.parametrize("name", ["0012", "١٢", "12 (copy)", "-12", "12.old"])
+def test_names_that_only_resemble_a_step_are_left_alone(name, peace, crashed):
+    folder = crashed.run_dir / "checkpoints"
+    (folder / "12").rename(folder / name)
+    train(crashed)
+    assert (folder / name / "meta" / "metadata").is_file()
+    assert saved_steps(folder) == [12, 16]
+    assert_same_end(crashed.run_dir, peace.run_dir)
+
+
+def test_an_older_checkpoint_of_another_run_is_not_continued(crashed, tmp_path, monkeypatch):
+    other = dataclasses.replace(crashed, run_dir=tmp_path / "other", seed=7)
+    crash_at(monkeypatch, other, step=14)
+    ours, theirs = (run.run_dir / "checkpoints" for run in (crashed, other))
+    shutil.rmtree(ours / "8")
+    shutil.copytree(theirs / "8", ours / "8")
+    _flip_a_bit(ours / "12" / "state" / "manifest.ocdbt")
+    with pytest.raises(ValueError, match=r"cannot continue the run in .*: it has seed=7, not 0"):
+        train(crashed)
+
+
+def test_a_damaged_checkpoint_on_another_disk_is_set_aside(peace, crashed, monkeypatch):
+    def rename(source, target):
+        if Path(source).parent != Path(target).parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link", str(source))
+        original(source, target)
+
+    original = os.rename
+    _flip_a_bit(crashed.run_dir / "checkpoints" / "12" / "meta" / "metadata")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        assert set_aside(crashed.run_dir / "checkpoints" / "12", crashed.run_dir).is_dir()
+    train(crashed)
+    assert_same_end(crashed.run_dir, peace.run_dir)
+
+
+def test_nothing_is_set_aside_where_a_link_leads_to(peace, crashed, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "metrics.jsonl").write_text("mine")
+    (crashed.run_dir / "damaged").symlink_to(theirs)
+    _cut_a_line(crashed.run_dir / "metrics.jsonl")
+    train(crashed)
+    assert (theirs / "metrics.jsonl").read_text() == "mine"
+    assert (crashed.run_dir / "damaged" / "metrics.jsonl").is_file()
+    assert_same_end(crashed.run_dir, peace.run_dir)
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to(path.parents[2])])
+def test_what_stands_where_old_checkpoints_go_is_removed(make, peace, crashed, tmp_path):
+    make(crashed.run_dir / "checkpoints" / OUTDATED)
+    before = sorted(tmp_path.iterdir())
+    train(crashed)
+    assert sorted(tmp_path.iterdir()) == before
+    assert not os.path.lexists(crashed.run_dir / "checkpoints" / OUTDATED)
+    assert_same_end(crashed.run_dir, peace.run_dir)
 
 
 def test_links_in_a_run_folder_lead_to_no_other_file(peace, crashed, tmp_path):

@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 a failed run, or an extra that is not installed; 2 wrong u
 
 import importlib.util
 import logging
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 import svb_jax
 from svb_jax._src.extras import needs_extra
+from svb_jax._src.lost_readers import silence
 from svb_jax._src.suggestions import did_you_mean
 from svb_jax._src.wrong_usage import is_wrong_usage
 from svb_jax.experiments.program import program
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _help(words)
     except BrokenPipeError:
         # `svb list | head` has read enough. Python would complain once more when it closes the output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         return 0
 
 
@@ -87,20 +87,40 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         raise
     except KeyboardInterrupt as stopped:
-        print(stopped if stopped.args else "Stopped.", file=sys.stderr)
+        _complain(str(stopped) if stopped.args else "Stopped.")
         return 128 + getattr(stopped, "signal", signal.SIGINT)
     except Exception as error:
-        if not (is_wrong_usage(error) or _is_failure(error)):
+        if not (is_wrong_usage(error) or _is_failure(error) or _is_out_of_memory(error)):
             # A fault keeps its traceback.
             raise
         if isinstance(error, ModuleNotFoundError) and {"-h", "--help"} & {*arguments}:
             # The options are listed by a package of the extra; what the command is for needs none.
             print(f"{program()} {name}: {COMMANDS[name].summary}\n\n{error}")
             return 0
-        # The system's errors are half a sentence: "[Errno 28] No space left on device".
-        is_terse = isinstance(error, OSError) and error.errno is not None
-        print(f"{type(error).__name__}: {error}" if is_terse else error, file=sys.stderr)
+        _complain(_sentence(error))
         return 2 if is_wrong_usage(error) else 1
+
+
+def _complain(sentence: str) -> None:
+    try:
+        print(sentence, file=sys.stderr, flush=True)
+    except OSError:
+        # Nobody can read it: the exit code still tells.
+        silence(sys.stderr)
+
+
+def _sentence(error: Exception) -> str:
+    if _is_out_of_memory(error):
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        return f"Too little memory{f' ({reason})' if reason else ''}. A smaller batch or network needs less."
+    # The system's errors are half a sentence: "[Errno 28] No space left on device".
+    is_terse = isinstance(error, OSError) and error.errno is not None
+    return f"{type(error).__name__}: {error}" if is_terse else str(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # JAX raises errors of two types, and says which kind they are of in the text alone.
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _parse(name: str, arguments: Sequence[str]) -> Any:

@@ -12,6 +12,11 @@ FEWEST_SEEDS = 3
 """With fewer, an interval is too wide and its standard deviation too rough to conclude anything."""
 
 
+NORMAL = 1.959
+"""Just below the normal distribution's bound of 95 %."""
+MANY_SEEDS = 1_000_000
+
+
 class Spread(NamedTuple):
     """Several runs of one setting.
 
@@ -97,8 +102,10 @@ def seeds_needed(std: float, half_width: float) -> int:
       >>> seeds_needed(0.5, half_width=0.5)
       7
     """
-    # Student's t is always above the normal distribution's 1.96, which has a closed form to start from.
-    start = max(2, math.floor((1.95 * std / half_width) ** 2))
+    # Student's t is always above the normal distribution, which has a closed form, and soon as good as equal.
+    start = max(2, math.ceil((NORMAL * std / half_width) ** 2))
+    if start > MANY_SEEDS:
+        return start
     return next(n for n in itertools.count(start) if _factor(n) * std <= half_width)
 
 

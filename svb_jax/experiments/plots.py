@@ -195,8 +195,11 @@ def draw_histograms(
     """Draw histograms as stairs in common bins of equal width on a logarithmic axis.
 
     No stair crosses the end of a band, and each histogram ends where its own values do: a wide bin would show
-    them farther from the band than they are.
+    them farther from the band than they are. Those without any finite value are left out.
     """
+    histograms = {label: histogram for label, histogram in histograms.items() if histogram}
+    if not histograms:
+        return
     numbers = {label: np.array(list(map(int, histogram))) for label, histogram in histograms.items()}
     low, high = min(bins.min() for bins in numbers.values()), max(bins.max() for bins in numbers.values())
     # A value at the upper end is in the fine bin that begins there.
@@ -262,8 +265,8 @@ def sigma_curve(record: Record, end: str) -> tuple[list[float], list[float]]:
 def _histogram_end(record: Record, moment: str, end: str) -> float:
     """The middle of the lowest or the highest bin of all layers."""
     choose = {"min": min, "max": max}[end]
-    number = choose(int(key) for histogram in record.spectra[moment].values() for key in histogram)
-    return (number + 0.5) * BIN_WIDTH
+    numbers = [int(key) for histogram in record.spectra[moment].values() for key in histogram]
+    return (choose(numbers, default=math.nan) + 0.5) * BIN_WIDTH
 
 
 def hide_unused(grid: np.ndarray, used: int) -> None:

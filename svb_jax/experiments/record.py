@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,9 @@ _KINDS = {
     "metrics": list,
     **dict.fromkeys(("config", "result", "spectra"), dict),
 }
+LIMIT = 1e100
+"""A larger number comes from no run, and would be too large for sums and axes."""
+_BIN = re.compile("0|[1-9][0-9]{0,11}")
 
 Histogram = Mapping[str, int]
 """From a bin's number to its count; bin 50 holds the singular values from 1.00 up to 1.02."""
@@ -51,10 +56,17 @@ class Record:
         for name, kind in _KINDS.items():
             if not isinstance(getattr(self, name), kind):
                 raise TypeError(f"its {name} is no {kind.__name__}")
-        if not all("epoch" in entry for entry in self.metrics):
-            raise TypeError("its metrics have no epochs")
+        if not (self.metrics and all(_is_line(entry) for entry in self.metrics)):
+            raise TypeError("its metrics are not numbers by epoch")
+        if not _is_number(self.result.get("seconds")) or not self.result["seconds"] > 0:
+            raise TypeError("its result has no seconds")
+        odd = [name for name, value in self.result.items() if not _is_finding(value)]
+        if odd:
+            raise TypeError(f"its result's {odd[0]} is neither text nor numbers")
         if self.spectra.keys() != {*MOMENTS}:
             raise TypeError(f"its spectra are not {' and '.join(MOMENTS)}")
+        if not all(map(_are_histograms, self.spectra.values())):
+            raise TypeError("its spectra are not counts of singular values by bin")
 
     def curve(self, key: str) -> tuple[list[float], list[float]]:
         """Epochs and values of a metric, where it was measured."""
@@ -100,7 +112,7 @@ def read_run(run_dir: Path) -> Record:
             scale=scale,
             seed=int(seed.removeprefix("seed")),
             config=dict(json.loads(read_regular(run_dir / "config.json"))),
-            result={**result, "seconds": float(result["seconds"])},
+            result=dict(result),
             metrics=_rounded(_one_an_epoch(map(json.loads, lines))),
             spectra=_histograms(run_dir / "spectrum.npz"),
         )
@@ -171,13 +183,14 @@ def merge(histograms: Iterator[Histogram]) -> Histogram:
 
 
 def histogram(values: np.ndarray) -> Histogram:
-    """Count singular values in bins of 0.02.
+    """Count singular values in bins of 0.02; those of a network that diverged may be in none.
 
     Example:
       >>> histogram(np.array([0.999, 1.0, 1.01, 3.3]))
       {'49': 1, '50': 2, '165': 1}
     """
-    bins = fine_bin(np.ravel(values))
+    flat = np.ravel(values)
+    bins = fine_bin(flat[np.isfinite(flat)])
     return {
         str(number): int(count) for number, count in zip(*np.unique(bins, return_counts=True), strict=True)
     }
@@ -192,6 +205,39 @@ def fine_bin(values: ArrayLike) -> np.ndarray:
     """
     # A value that float32 leaves just under a bin's edge, such as the ones of an orthogonal matrix, is on it.
     return np.floor(np.asarray(values) / BIN_WIDTH + 1e-3).astype(int)
+
+
+def _is_number(value: Any) -> bool:
+    # In Python a boolean is an integer.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and not LIMIT < abs(value) < math.inf
+
+
+def _is_line(entry: Any) -> bool:
+    """Return whether these are an epoch's metrics: numbers by name, None where there was none to measure."""
+    is_line = isinstance(entry, dict) and all(value is None or _is_number(value) for value in entry.values())
+    return is_line and _is_number(entry.get("epoch")) and math.isfinite(entry["epoch"])
+
+
+def _is_finding(value: Any) -> bool:
+    """Return whether this may stand in a result: text, a number, numbers in lists, or None."""
+    return value is None or isinstance(value, str) or _are_numbers(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    return all(map(_are_numbers, value)) if isinstance(value, list) else _is_number(value)
+
+
+def _are_histograms(spectra: Any) -> bool:
+    """Return whether these are counts by bin, by the path of a matrix."""
+    return bool(spectra) and isinstance(spectra, dict) and all(map(_is_histogram, spectra.values()))
+
+
+def _is_histogram(histogram: Any) -> bool:
+    if not isinstance(histogram, dict):
+        return False
+    are_counts = all(isinstance(count, int) and 0 < count < LIMIT for count in histogram.values())
+    return are_counts and all(map(_BIN.fullmatch, histogram))
 
 
 def _identity(record: Record) -> tuple[str, str, str, int]:

@@ -175,11 +175,13 @@ def save_figures(chapters: Sequence[Chapter], folder: Path) -> None:
 def _runs(experiment: Experiment[Any], scale: str, records: Sequence[Record]) -> Mapping[str, list[Record]]:
     mine = [entry for entry in records if (entry.experiment, entry.scale) == (experiment.name, scale)]
     for entry in mine:
-        if not isinstance(entry.result.get(experiment.metric.key, ""), int | float | None):
-            raise ValueError(
-                f"report needs {experiment.metric.key} in every result of {experiment.name}, got none in "
-                f"{entry.row}, {scale}, seed {entry.seed}."
-            )
+        known = {experiment.metric.key: "", **entry.result}
+        for key in (experiment.metric.key, *experiment.columns.values()):
+            if not isinstance(known.get(key), int | float | None):
+                raise ValueError(
+                    f"report needs {key} in every result of {experiment.name}, got none in "
+                    f"{entry.row}, {scale}, seed {entry.seed}."
+                )
     by_row = {row: [entry for entry in mine if entry.row == row] for row in experiment.rows}
     return {row: sorted(runs, key=lambda run: run.seed) for row, runs in by_row.items() if runs}
 

@@ -56,6 +56,9 @@ class Run:
         """Run every row with every seed, seed by seed, so that rows can be compared early."""
         if not self.names:
             raise ValueError(f"run needs the name of an experiment; `{command('list')}` prints them.")
+        odd = [seed for seed in self.seeds if not 0 <= seed < 2**32]
+        if odd:
+            raise ValueError(f"run needs seeds of at least 0 and below 2**32, got {odd[0]}.")
         found = [catalogue.find(name) for name in self.names]
         for experiment, _ in found:
             if self.tracker and experiment.train is not train_network:

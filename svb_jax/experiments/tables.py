@@ -129,7 +129,7 @@ def provenance(records: Sequence[Record]) -> str:
     """The machines and commits that a set of runs comes from."""
     hardware = sorted({str(record.result.get("hardware")) for record in records})
     # A run of the installed package has no commit.
-    commits = sorted({commit[:10] for record in records if (commit := record.result.get("commit"))})
+    commits = sorted({str(commit)[:10] for record in records if (commit := record.result.get("commit"))})
     versions = sorted({str(record.result.get("jax")) for record in records})
     made_by = f"{' and '.join(hardware)}; jax {', '.join(versions)}"
     return f"{made_by}; commit {', '.join(commits)}" if commits else made_by

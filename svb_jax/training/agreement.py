@@ -1,6 +1,7 @@
 """All hosts must run the same run: compared before the first step, and the field named that differs."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,6 +35,47 @@ def agree(config: TrainConfig) -> None:
             raise ValueError(
                 f"train needs the same configuration on every host: host {host} has {describe(different)} as "
                 "host 0 has."
+            )
+
+
+def agree_on_the_end(run_dir: Path, is_complete: bool) -> None:
+    """Check that the run is complete for all hosts or for none: some would wait for the others for ever.
+
+    Args:
+      run_dir: This host's.
+      is_complete: Whether this host finds a complete run there.
+
+    Raises:
+      ValueError: The hosts do not see the same folder; on every host alike.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = gather(is_complete)
+    if any(everyone) and not all(everyone):
+        raise ValueError(
+            f"train needs a run_dir that all hosts see: host {everyone.index(True)} finds a complete run in "
+            f"{run_dir}, host {everyone.index(False)} does not."
+        )
+
+
+def agree_on_the_data(dataset: str, digest: str | None) -> None:
+    """Check that all hosts have the same images and labels.
+
+    Args:
+      dataset: Its name.
+      digest: Of this host's, None if it is not known.
+
+    Raises:
+      ValueError: They have not; on every host alike.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = gather(digest)
+    for host, other in enumerate(everyone):
+        if other != everyone[0]:
+            raise ValueError(
+                f"train needs the same data on every host: host {host} has other images or labels of "
+                f"{dataset} than host 0."
             )
 
 

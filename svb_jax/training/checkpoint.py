@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Notes:
     """The metrics of every epoch so far, as in ``metrics.jsonl``."""
     checksums: Mapping[str, str]
     """The SHA-256 of every array."""
+    data: str | None = None
+    """The SHA-256 of the images and labels; None if it was not known."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the notes with a sum of their own, so that no bit of them can change unseen."""
@@ -77,6 +80,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     notes = load_notes(folder)
     try:
         arrays = _read_arrays(folder / "state")
+        step = int(arrays["step"])
         sums = {name: checksum(array) for name, array in arrays.items()}
     # Orbax meets damage with whatever its layers raise: ValueError, KeyError, OSError, bare Exception.
     except Exception as error:
@@ -84,7 +88,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     if sums != notes.checksums:
         odd = [name for name, value in notes.checksums.items() if sums.get(name) != value]
         raise CheckpointError(f"is damaged (wrong checksum: {', '.join(odd[:3]) or 'unknown arrays'})")
-    return Checkpoint(int(folder.name), arrays, notes)
+    return Checkpoint(step, arrays, notes)
 
 
 def load_notes(folder: Path) -> Notes:
@@ -126,7 +130,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, dict[int, str]]:
     newest = None
     for step in reversed(saved_steps(folder)):
         try:
-            newest = load_checkpoint(folder / str(step))
+            newest = _load_step(folder, step)
             break
         except CheckpointError as error:
             damaged[step] = str(error)
@@ -147,7 +151,8 @@ def saved_steps(folder: Path) -> list[int]:
     """Return the steps that have a finished checkpoint in a run's ``checkpoints``, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+    # Not 0012 or other digits than these: what is saved as 12 must be found as 12.
+    return sorted(int(path.name) for path in folder.iterdir() if re.fullmatch("0|[1-9][0-9]*", path.name))
 
 
 def alone() -> ocp.options.MultiprocessingOptions:
@@ -220,11 +225,24 @@ def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 def _agree(folder: Path, newest: Checkpoint | None) -> Checkpoint | None:
     """Return the newest checkpoint that every host could read."""
-    steps = multihost_utils.process_allgather(np.asarray(-1 if newest is None else newest.step))
+    steps = np.ravel(multihost_utils.process_allgather(np.asarray(-1 if newest is None else newest.step)))
     common = int(steps.min())
+    if common < 0 <= steps.max():
+        raise CheckpointError(
+            f"Host {steps.argmin()} finds no whole checkpoint in {folder}, host {steps.argmax()} does. "
+            "All hosts must see the same run_dir."
+        )
     if newest is None or newest.step == common:
         return newest
-    return load_checkpoint(folder / str(common))
+    return _load_step(folder, common)
+
+
+def _load_step(folder: Path, step: int) -> Checkpoint:
+    checkpoint = load_checkpoint(folder / str(step))
+    # Every sum is right in a folder that someone has renamed.
+    if checkpoint.step != step:
+        raise CheckpointError(f"is that of step {checkpoint.step}")
+    return checkpoint
 
 
 def _sum_of(notes: Any) -> str:

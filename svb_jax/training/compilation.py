@@ -10,6 +10,8 @@ import jax
 from jax._src import compilation_cache as jax_cache  # no public door leads to what reads the entries
 from jax.experimental.compilation_cache import compilation_cache
 
+from svb_jax.training.durable import remove
+
 SUM_BYTES = 32
 
 
@@ -25,6 +27,10 @@ class _Checked:
 
     def get(self, key: str) -> bytes | None:
         """Return the program that was put under a key, None if it is not there or no longer itself."""
+        for file in self._files(key):
+            # Pipes and devices never end; at a folder JAX warns, with the lines of its own code.
+            if not file.is_file():
+                remove(file)
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -32,13 +38,16 @@ class _Checked:
         if entry[:SUM_BYTES] == _sum_of(key, content):
             return content
         # What is there already would not be written again.
-        for file in Path(self._path).glob(f"{key}*"):
-            file.unlink(missing_ok=True)
+        for file in self._files(key):
+            remove(file)
         return None
 
     def put(self, key: str, value: bytes) -> None:
         """Keep a program."""
         self._entries.put(key, _sum_of(key, value) + value)
+
+    def _files(self, key: str) -> Iterator[Path]:
+        return Path(self._path).glob(f"{key}*")
 
 
 @contextlib.contextmanager

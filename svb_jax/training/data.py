@@ -1,5 +1,6 @@
 """The data sets that live in memory: digits, CIFAR-10 and CIFAR-100, and a synthetic one."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,10 @@ class Dataset:
     """Whether an image may be mirrored left to right and keep its label."""
     origin: Origin = "official"
     """Whether it is what its authors published."""
+
+    def digest(self) -> str:
+        """Return the SHA-256 of both splits' own."""
+        return hashlib.sha256((self.train.digest() + self.test.digest()).encode()).hexdigest()
 
 
 def load(

@@ -30,7 +30,7 @@ def writing_whole(path: Path) -> Iterator[BinaryIO]:
     partial = path.with_name(f"{path.name}.partial")
     with naming(path):
         # A crash has left it, or someone a link, which would be followed.
-        _remove(partial)
+        remove(partial)
         with partial.open("xb") as file:
             yield file
             file.flush()
@@ -60,9 +60,19 @@ def naming(path: Path) -> Iterator[None]:
 def set_aside(path: Path, run_dir: Path) -> Path:
     """Move a damaged file or folder to the run's ``damaged/``, and return where to."""
     target = run_dir / DAMAGED / path.name
-    _remove(target)
+    if target.parent.is_symlink():
+        # It might lead to the files of others, of the same names.
+        target.parent.unlink()
     target.parent.mkdir(exist_ok=True)
-    return path.rename(target)
+    remove(target)
+    # A rename, unless a link has led to another disk.
+    return Path(shutil.move(path, target))
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link, if there is one."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def write_sums(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -96,8 +106,3 @@ def _digest(path: Path) -> str:
         return hashlib.sha256(read_regular(path)).hexdigest()
     except OSError:
         return "unreadable"
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -32,6 +32,8 @@ class Feed(Protocol):
     """Whether it may mirror."""
     origin: Origin
     """Whether the data set is what its authors published."""
+    digest: str | None
+    """SHA-256 of all images and labels; None where they are too many to be read at every start."""
 
     def train(self, start_step: int) -> Generator[Batch]:
         """Yield this host's share of every batch from a step on, without end."""
@@ -75,6 +77,7 @@ class _InMemory:
         self.augments_in_step = config.augment
         self.mirror = self._dataset.mirror
         self.origin: Origin = self._dataset.origin
+        self.digest: str | None = self._dataset.digest()
 
     def train(self, start_step: int) -> Generator[Batch]:
         split, config, step = self._dataset.train, self._config, start_step
@@ -97,6 +100,7 @@ class _Streamed:
 
     mirror = False
     augments_in_step = False
+    digest: str | None = None
 
     def __init__(self, config: TrainConfig, engine: Engine):
         if config.holdout is not None:

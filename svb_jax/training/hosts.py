@@ -21,6 +21,11 @@ FAREWELL_SECONDS = 3600
 """A host that is done waits so long for the first one, which may still be saving."""
 
 
+MOST_PROCESSES = 1_000_000
+MOST_SECONDS = 10_000_000
+"""A hundred days. JAX takes both as 32 bits."""
+
+
 class LostHost(ConnectionError):  # noqa: N818 - what happened, and not to this host
     """Another host of the run has stopped."""
 
@@ -63,8 +68,12 @@ class Hosts:
         count, own = self.num_processes, self.process_id
         if count is not None and own is not None and not 0 <= own < count:
             raise ValueError(f"Hosts needs a process_id from 0 to num_processes - 1, got {own} of {count}.")
-        if self.wait_seconds < 1:
-            raise ValueError(f"Hosts needs wait_seconds of at least 1, got {self.wait_seconds}.")
+        if count is not None and count > MOST_PROCESSES:
+            raise ValueError(f"Hosts needs num_processes of at most {MOST_PROCESSES}, got {count}.")
+        if not 1 <= self.wait_seconds <= MOST_SECONDS:
+            raise ValueError(
+                f"Hosts needs wait_seconds of at least 1 and at most {MOST_SECONDS}, got {self.wait_seconds}."
+            )
 
     def connect(self) -> None:
         """Join the other hosts; must come before anything else that uses JAX's devices.

@@ -40,11 +40,28 @@ def locked(folder: Path, argument: str = "run_dir") -> Iterator[bool]:
     """
     check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _open(folder / LOCK) as file:
-        is_locked = _lock(file, folder, argument)
+    with _open(folder / LOCK) as file, _opened(folder) as itself:
+        try:
+            is_locked = _lock(file.fileno())
+            # Whoever removes the file must not let a second process in.
+            _lock(itself)
+        except BlockingIOError as error:
+            raise FolderInUse(
+                f"{folder} is in use by {_holder(file)}. Wait for its end, stop it, or give another "
+                f"{argument}."
+            ) from error
         if is_locked:
             _sign(file)
         yield is_locked
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def _open(path: Path) -> FileIO:
@@ -58,15 +75,14 @@ def _open(path: Path) -> FileIO:
         raise OSError(f"{path} must be a file, got a folder or a link. Move it away.") from error
 
 
-def _lock(file: FileIO, folder: Path, argument: str) -> bool:
+def _lock(number: int) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise FolderInUse(
-            f"{folder} is in use by {_holder(file)}. Wait for its end, stop it, or give another {argument}."
-        ) from error
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+        # EBADF: some file systems lock only what is open for writing, which a folder cannot be.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF):
             raise
         return False
     return True

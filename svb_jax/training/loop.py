@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 import svb_jax
-from svb_jax.training.agreement import agree
+from svb_jax.training.agreement import agree, agree_on_the_data, agree_on_the_end
 from svb_jax.training.checkpoint import Checkpoint, saved_steps
 from svb_jax.training.compilation import cached_compilation
 from svb_jax.training.config import TrainConfig, to_fields
@@ -62,13 +62,16 @@ def train(config: TrainConfig, trackers: Sequence[Tracker] = ()) -> Result:
         agree(config)
         folder = RunFolder(config)
         folder.check()
-        return folder.result() or _train_in(folder, trackers)
+        result = folder.result()
+        agree_on_the_end(folder.path, result is not None)
+        return result or _train_in(folder, trackers)
 
 
 def _train_in(folder: RunFolder, trackers: Sequence[Tracker]) -> Result:
     config = folder.config
     with cached_compilation(config.run_dir.parent / "compilation_cache"), StopSignals() as stop:
         session = Session(config)
+        agree_on_the_data(config.dataset, session.feed.digest)
         with (
             Display(session.span.total_steps, session.span.steps_per_epoch) as display,
             owned(folder, display.say),
@@ -77,12 +80,12 @@ def _train_in(folder: RunFolder, trackers: Sequence[Tracker]) -> Result:
                 display.say(
                     f"The {config.dataset} in {config.data_dir} is not the official one, but modified."
                 )
-            start = find_start(folder, display.say)
+            start = find_start(folder, session.feed.digest, display.say)
             folder.create()
             keep = config.keep_checkpoints
             mine = trackers if folder.is_writer else ()
             with (
-                Checkpoints(folder.checkpoints, keep, to_fields(config)) as checkpoints,
+                Checkpoints(folder.checkpoints, keep, to_fields(config), session.feed.digest) as checkpoints,
                 tracking(mine, to_fields(config), folder.path, display.say) as tracked,
             ):
                 run = _Run(session, folder, checkpoints, display, stop, tracked)

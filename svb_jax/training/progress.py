@@ -3,11 +3,13 @@
 import math
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from svb_jax._src.lost_readers import silence
 
 REFRESH_SECONDS = 1.0
 """Reading the device is not free: the live numbers are this old at most."""
@@ -28,9 +30,8 @@ class Display:
     def __init__(self, total_steps: int, steps_per_epoch: int, file: TextIO | None = None):
         self.total_steps, self.steps_per_epoch = total_steps, steps_per_epoch
         self._is_quiet = jax.process_index() != 0
-        self._console = Console(
-            file=file or sys.stderr, quiet=self._is_quiet, highlight=False, soft_wrap=True
-        )
+        lasting = cast(TextIO, _Lasting(file or sys.stderr))
+        self._console = Console(file=lasting, quiet=self._is_quiet, highlight=False, soft_wrap=True)
         self._bar = _make_bar(self._console) if self._console.is_terminal and not self._is_quiet else None
         self._last_look = time.monotonic()
         self._test_error: float | None = None
@@ -72,6 +73,30 @@ class Display:
         self.say(f"epoch {line['epoch']}/{epochs}  {_words(line)}")
         if self._bar is not None:
             self._bar.update(self._task, completed=line["epoch"] * self.steps_per_epoch)
+
+
+class _Lasting:
+    """A stream that falls silent when it fails: a run must not end because its terminal was closed."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> None:
+        """Write, if anybody can read it."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            silence(self._stream)
+
+    def flush(self) -> None:
+        """Flush, if anybody can read it."""
+        try:
+            self._stream.flush()
+        except OSError:
+            silence(self._stream)
 
 
 def _make_bar(console: Console) -> Progress:

@@ -145,8 +145,9 @@ def _describe(folder: Path) -> StoredDataset:
 
 def _decode_split(dataset: StoredDataset, split: Literal["train", "test"]) -> tuple[np.ndarray, np.ndarray]:
     count = dataset.num_test if split == "test" else dataset.num_train
-    images, labels = np.zeros((count, 32, 32, 3), np.uint8), np.full(count, -1, np.int32)
     try:
+        # A damaged description may promise more images than fit into any memory.
+        images, labels = np.zeros((count, 32, 32, 3), np.uint8), np.full(count, -1, np.int32)
         for example in dataset.open(split):
             # TFDS shuffles as it writes; the ids (train_00017) remember the order of the official files.
             place = int(example["id"].rpartition(b"_")[2])

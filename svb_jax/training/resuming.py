@@ -32,15 +32,20 @@ def owned(folder: RunFolder, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def find_start(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | None:
+def find_start(folder: RunFolder, data: str | None, say: Callable[[str], None]) -> Checkpoint | None:
     """Return the newest whole checkpoint, if any, and set newer ones aside, which are damaged.
 
     Args:
       folder: The run's.
+      data: The digest of the images and labels, if it is known.
       say: Told of what was found.
 
     Returns:
       The checkpoint; None if there is none at all.
+
+    Raises:
+      CheckpointError: There are checkpoints, and not one is whole.
+      ValueError: The newest whole one is that of another run, or was trained on other images or labels.
     """
     start, damaged = load_newest(folder.checkpoints)
     for step, reason in damaged.items():
@@ -48,5 +53,18 @@ def find_start(folder: RunFolder, say: Callable[[str], None]) -> Checkpoint | No
             place = set_aside(folder.checkpoints / str(step), folder.path)
             say(f"The checkpoint of step {step} {reason}; it is now in {place}.")
     if start is not None:
+        # The folder's check has read that of the newest, which may be damaged elsewhere.
+        folder.check_config(start.notes.config)
+        _check_data(folder, start.notes.data, data)
         say(f"Continuing the run in {folder.path} from step {start.step}.")
     return start
+
+
+def _check_data(folder: RunFolder, saved: str | None, data: str | None) -> None:
+    if None not in (saved, data) and saved != data:
+        config = folder.config
+        raise ValueError(
+            f"train cannot continue the run in {folder.path} on other images or labels: the {config.dataset} "
+            f"in {config.data_dir} is not the one that it began with. Bring that back, or give another "
+            "run_dir."
+        )

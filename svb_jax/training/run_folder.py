@@ -81,7 +81,22 @@ class RunFolder:
             )
         for folder in (self.path, self.checkpoints, self.path / DAMAGED):
             check_folder(folder)
-        saved = self._saved_config()
+        found = _read_object(self.path / "config.json")
+        if found and "run_dir" not in found and not saved_steps(self.checkpoints):
+            raise ValueError(
+                f"train needs a run_dir of its own, got {self.path}, whose config.json is of something else."
+            )
+        self.check_config(self._saved_config())
+
+    def check_config(self, saved: Mapping[str, Any]) -> None:
+        """Check that a configuration which was found in the folder is this run's.
+
+        Args:
+          saved: The fields of what was found; none if nothing was.
+
+        Raises:
+          ValueError: It is another one; the message names the fields that differ.
+        """
         different = differences(saved, to_fields(self.config)) if saved else {}
         if different:
             raise ValueError(

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from svb_jax.training.checkpoint import (
     name_of,
     saved_steps,
 )
+from svb_jax.training.durable import remove
 from svb_jax.training.parallel import fetch
 
 OUTDATED = "outdated"
@@ -40,11 +40,14 @@ class Checkpoints:
       folder: The run's ``checkpoints``.
       keep: How many of the newest to keep.
       config: The run's configuration, noted in each of them.
+      data: The digest of its images and labels, noted as well.
     """
 
-    def __init__(self, folder: Path, keep: int, config: Mapping[str, Any] | None = None):
+    def __init__(
+        self, folder: Path, keep: int, config: Mapping[str, Any] | None = None, data: str | None = None
+    ):
         self.folder = folder.absolute()
-        self._config = config or {}
+        self._config, self._data = config or {}, data
         self._manager = self._open(keep) if jax.process_index() == 0 else None
 
     def _open(self, keep: int) -> ocp.CheckpointManager:
@@ -95,6 +98,7 @@ class Checkpoints:
             config=self._config,
             history=list(history),
             checksums={name: checksum(array) for name, array in arrays.items()},
+            data=self._data,
         )
         self._kept.errors[step] = test_error
         items = {"state": ocp.args.PyTreeSave(arrays), "meta": ocp.args.JsonSave(notes.to_json())}
@@ -124,7 +128,9 @@ class Checkpoints:
             self._remove_outdated()
 
     def _remove_outdated(self) -> None:
-        shutil.rmtree(self.folder / OUTDATED, ignore_errors=True)
+        # Orbax would follow a link, and fail at a file, that someone has put there.
+        with contextlib.suppress(OSError):
+            remove(self.folder / OUTDATED)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
