@@ -143,6 +143,13 @@ def is_at_one(low: jax.Array) -> jax.Array:
     return ~(low < 1 - 8 * jnp.finfo(low.dtype).eps)
 
 
+def polynomial(gram: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return a I + b K of Gram matrices K."""
+    # Kept apart from the product that takes it: computed there, tile by tile, it would double that product's
+    # code and its time to compile on TPU.
+    return lax.optimization_barrier(times(eye_like(gram), a) + times(gram, b))
+
+
 def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return U Vᵀ of square matrices U Σ Vᵀ: of symmetric ones, their matrix sign.
 
@@ -163,7 +170,7 @@ def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array,
         x, _, low, high = state
         a, b, low, high = nearest_to_one(low, high)
         gram = matmul(transpose(x), x)
-        return times(x, a) + matmul(x, times(gram, b)), gram, low, high
+        return matmul(x, polynomial(gram, a, b)), gram, low, high
 
     # No Gram matrix is needed before the first step, and the matrices are at hand.
     state = matrices, matrices, least, jnp.ones_like(least)
@@ -199,11 +206,10 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
       high: (b,), its upper end.
       max_steps: How many steps to take at most; fewer if they are enough for those intervals.
     """
-    eye = eye_like(gram)
 
-    def polynomial(k: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def next_factor(k: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         a, b, low, high = nearest_to_one(low, high)
-        return times(eye, a) + times(k, b), low, high
+        return polynomial(k, a, b), low, high
 
     def is_running(state: tuple[jax.Array, ...]) -> jax.Array:
         return (state[0] < max_steps) & ~jnp.all(is_at_one(state[4]))
@@ -211,14 +217,14 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
     def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         num_steps, k, p, root, low, high = state
         k = matmul(p, matmul(k, p))
-        p, low, high = polynomial(k, low, high)
+        p, low, high = next_factor(k, low, high)
         return num_steps + 1, k, p, matmul(root, p), low, high
 
-    p, low, high = polynomial(gram, low, high)
+    p, low, high = next_factor(gram, low, high)
     state = jnp.ones_like(max_steps), gram, p, p, low, high
     with jax.named_scope("inverse_root"):
         _, k, _, root, low, high = lax.while_loop(is_running, step, state)
-    return InverseRoot(symmetric(root), frobenius_norm(k - eye), low, high)
+    return InverseRoot(symmetric(root), frobenius_norm(k - eye_like(k)), low, high)
 
 
 def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[jax.Array, ...]:
