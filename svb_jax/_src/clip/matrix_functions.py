@@ -101,16 +101,15 @@ def leading_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     bound = frobenius_norm(power)
     # The column of the largest diagonal entry has its fair part of the leading eigenvector at least.
     diagonal = jnp.diagonal(power, axis1=1, axis2=2)
-    is_largest = jnp.where(
-        jnp.argmax(diagonal, axis=1)[:, None] == jnp.arange(x.shape[-1])[None], diagonal, 0
-    )
+    is_largest = jnp.argmax(diagonal, axis=1)[:, None] == jnp.arange(x.shape[-1])[None]
+    start = jnp.where(is_largest, diagonal, 0)
     bound = jnp.where(bound > 0, bound, 1)
 
     def multiply(_: jax.Array, vectors: jax.Array) -> jax.Array:
         product = jnp.einsum("bij,bj->bi", power, vectors, precision=lax.Precision.DEFAULT)
         return product / bound[:, None]
 
-    vectors = lax.fori_loop(0, 4, multiply, is_largest)
+    vectors = lax.fori_loop(0, 4, multiply, start)
     return vectors, norm * bound ** (1 / 8)
 
 
