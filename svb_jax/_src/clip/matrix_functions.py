@@ -22,6 +22,8 @@ from jax.typing import DTypeLike
 # A step takes the largest values to the new interval's lower end. Further down than this share of the upper
 # end they would drown in rounding errors, so longer intervals get the polynomial of this one.
 SHORTEST_SHARE = 0.1
+# Rows and columns that a TPU multiplies at once.
+TILE = 128
 
 
 def matmul(a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.HIGHEST) -> jax.Array:
@@ -144,9 +146,10 @@ def is_at_one(low: jax.Array) -> jax.Array:
 
 def polynomial(gram: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Return a I + b K of Gram matrices K."""
-    # Kept apart from the product that takes it: computed there, tile by tile, it would double that product's
-    # code and its time to compile on TPU.
-    return lax.optimization_barrier(times(eye_like(gram), a) + times(gram, b))
+    result = times(eye_like(gram), a) + times(gram, b)
+    # Kept apart from the product that takes it: computed there, anew for every tile, it would double that
+    # product's code and its time to compile on TPU. Matrices of one tile would pay for one more kernel.
+    return result if gram.shape[-1] <= TILE else lax.optimization_barrier(result)
 
 
 def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
