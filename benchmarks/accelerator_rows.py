@@ -123,7 +123,7 @@ def svd(task: Task) -> Workload:
 def _planned(setting: Setting, lower: Callable[[], jax.stages.Lowered], is_scheduled: bool) -> Workload:
     expected = well_conditioned(SVB_EPSILON)
     plan, _ = compile_plan(lower, setting.mesh.size, is_scheduled=is_scheduled, expected=expected)
-    kernels = _kernels(setting)
+    kernels = jax.tree.leaves(_kernels(setting))
     facts = dataclasses.asdict(plan) | {
         "planned_bytes": plan.planned_bytes,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(setting.params)),
@@ -138,14 +138,18 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _kernels(setting: Setting) -> list[Any]:
-    found, _ = jax.tree_util.tree_flatten_with_path(setting.params)
-    return [leaf for path, leaf in found if path[-1].key == "kernel"]
+def _kernels(setting: Setting) -> Any:
+    """Return the parameters without any but kernels: of others, programs would hold a copy each."""
+
+    def keep(path: Any, leaf: Any) -> Any:
+        return leaf if path[-1].key == "kernel" else None
+
+    return jax.tree_util.tree_map_with_path(keep, setting.params)
 
 
 def _on_kernels(setting: Setting, function: Callable[[Any], Any]) -> Workload:
-    """Plan a function of all parameters, which come back as they lie."""
-    params = setting.place(setting.params)
+    """Plan a function of the kernels, which come back as they lie."""
+    params = setting.place(_kernels(setting))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, params)
     compiled = jax.jit(function, out_shardings=shardings)
     return _planned(setting, lambda: compiled.lower(params), is_scheduled=False)
@@ -166,7 +170,7 @@ def _on_batches(setting: Setting, function: Callable[[jax.Array], jax.Array]) ->
                 new[index] = result
         return [_from_tall(result, kernel.shape) for result, kernel in zip(new, kernels, strict=True)]
 
-    kernels = setting.place(_kernels(setting))
+    kernels = setting.place(jax.tree.leaves(_kernels(setting)))
     return _planned(setting, lambda: jax.jit(apply).lower(kernels), is_scheduled=False)
 
 

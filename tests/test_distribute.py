@@ -85,13 +85,14 @@ SPECS_2D = {
 }
 
 
-def placements(kind, names):
+def placements(kinds, names):
+    """Return meshes, with axes of these kinds, and how the kernels lie on them."""
     meshes = {
-        "1d": jax.make_mesh((8,), ("d",), axis_types=(kind,)),
-        "2d": jax.make_mesh((4, 2), ("a", "b"), axis_types=(kind,) * 2),
+        "1d": jax.make_mesh((8,), ("d",), axis_types=kinds[:1]),
+        "2d": jax.make_mesh((4, 2), ("a", "b"), axis_types=kinds),
     }
     return [
-        pytest.param(meshes[size], specs[name], id=f"{kind.name}, {name}")
+        pytest.param(meshes[size], specs[name], id=f"{' and '.join(kind.name for kind in kinds)}, {name}")
         for size, specs in (("1d", SPECS), ("2d", SPECS_2D))
         for name in specs
         if name in names
@@ -115,7 +116,10 @@ def assert_lie(result, shardings):
 
 @pytest.mark.parametrize(
     ("mesh", "specs"),
-    placements(AxisType.Auto, SPECS | SPECS_2D) + placements(AxisType.Explicit, ("longest", "batch")),
+    placements((AxisType.Auto,) * 2, SPECS | SPECS_2D)
+    + placements((AxisType.Explicit,) * 2, ("longest", "batch"))
+    + placements((AxisType.Explicit, AxisType.Auto), ("batch", "model alone"))
+    + placements((AxisType.Auto, AxisType.Explicit), ("batch",)),
 )
 def test_matrices_come_back_projected_and_as_they_lay(mesh, specs):
     shardings = shardings_of(mesh, specs)

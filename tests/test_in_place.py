@@ -45,11 +45,18 @@ def gathered(text):
     return [int(np.prod(list(map(int, filter(None, shape.split(",")))))) for shape in shapes]
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=["auto", "explicit"])
-@pytest.mark.parametrize(("shape", "spec", "axes"), CASES.values(), ids=CASES)
-def test_every_matrix_is_clipped_and_none_is_gathered(shape, spec, axes, kind):
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+
+
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [(name, kinds) for kinds in ((AUTO, AUTO), (EXPLICIT, EXPLICIT)) for name in CASES]
+    + [("wide, both sides", (AUTO, EXPLICIT)), ("layers as well", (EXPLICIT, AUTO))],
+)
+def test_every_matrix_is_clipped_and_none_is_gathered(name, kinds):
+    shape, spec, axes = CASES[name]
     before, after = prescribed(shape, axes is STACKS)
-    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(kind, kind))
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=kinds)
     params = {"query": {"kernel": jax.device_put(before, NamedSharding(mesh, spec))}}
     tx = svb_jax.bound_singular_values(
         EPSILON, dimension_numbers=axes, shardings=jax.tree.map(lambda leaf: leaf.sharding, params)

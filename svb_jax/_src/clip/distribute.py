@@ -15,7 +15,7 @@ from svb_jax._src.clip import Method, with_sound_band
 from svb_jax._src.clip.derivative import clip_tangent, clipped_tangent
 from svb_jax._src.clip.exchange import ShardedBatch, clip_sharded
 from svb_jax._src.clip.in_place import clip_in_place, is_too_large
-from svb_jax._src.clip.shard_layout import Layout, Names
+from svb_jax._src.clip.shard_layout import Layout, Names, on_explicit_axes
 from svb_jax._src.paths import named_leaves
 from svb_jax._src.stats import Clipped
 
@@ -243,26 +243,22 @@ def _names(leaf: "MatrixLeaf", spec: PartitionSpec) -> tuple[Names, ...]:
     )
 
 
-def _is_explicit(mesh: Mesh) -> bool:
-    return AxisType.Explicit in mesh.axis_types
-
-
 def _lay(value: jax.Array, spec: PartitionSpec, mesh: Mesh) -> jax.Array:
     # With explicit axes a shard_map takes nothing that lies otherwise; with automatic ones it sees to it.
-    if not _is_explicit(mesh) or not isinstance(value, Tracer):
+    if AxisType.Explicit not in mesh.axis_types or not isinstance(value, Tracer):
         return value
-    return jax.sharding.reshard(value, NamedSharding(mesh, spec))
+    return jax.sharding.reshard(value, on_explicit_axes(NamedSharding(mesh, spec)))
 
 
 def _lay_back(clipped: jax.Array, value: jax.Array, known: NamedSharding | None, mesh: Mesh) -> jax.Array:
     """Return clipped values laid out as they were."""
     if not isinstance(value, Tracer):
         return jax.device_put(clipped, value.sharding) if known is not None else clipped
-    if _is_explicit(mesh):
-        return jax.sharding.reshard(clipped, known) if known is not None else clipped
-    if known is not None:
+    if AxisType.Explicit in mesh.axis_types and known is not None:
+        clipped = jax.sharding.reshard(clipped, on_explicit_axes(known))
+    elif known is not None:
         return jax.lax.with_sharding_constraint(clipped, known)
-    return shard_alike(clipped, value)[0]
+    return shard_alike(clipped, value)[0] if AxisType.Auto in mesh.axis_types else clipped
 
 
 def _num_output_axes(leaf: "MatrixLeaf") -> int:

@@ -15,7 +15,7 @@ from svb_jax._src.clip import Method, with_sound_band
 from svb_jax._src.clip.batch import Batch
 from svb_jax._src.clip.matrix_functions import is_tall, transpose
 from svb_jax._src.clip.products import clip_by_products
-from svb_jax._src.clip.shard_layout import Names
+from svb_jax._src.clip.shard_layout import Names, on_explicit_axes
 
 # Leaves are read as matrices one level above.
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def clip_in_place(
 
     if AxisType.Explicit in mesh.axis_types:
         # Reading a kernel as a matrix merges axes, which the types of sharded arrays do not allow.
-        as_it_lay = NamedSharding(mesh, PartitionSpec(*(each or None for each in names)))
+        as_it_lay = on_explicit_axes(NamedSharding(mesh, PartitionSpec(*names)))
         everywhere = NamedSharding(mesh, PartitionSpec())
         traced: Any = jax.sharding.auto_axes(clip, out_sharding=(as_it_lay, [everywhere] * 6))
         return traced(value, band)

@@ -22,6 +22,8 @@ from jax.typing import DTypeLike
 # A step takes the largest values to the new interval's lower end. Further down than this share of the upper
 # end they would drown in rounding errors, so longer intervals get the polynomial of this one.
 SHORTEST_SHARE = 0.1
+# Rows and columns that a TPU multiplies at once.
+TILE = 128
 
 
 def matmul(a: jax.Array, b: jax.Array, precision: lax.Precision = lax.Precision.HIGHEST) -> jax.Array:
@@ -107,16 +109,15 @@ def leading_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     bound = frobenius_norm(power)
     # The column of the largest diagonal entry has its fair part of the leading eigenvector at least.
     diagonal = jnp.diagonal(power, axis1=1, axis2=2)
-    is_largest = jnp.where(
-        jnp.argmax(diagonal, axis=1)[:, None] == jnp.arange(x.shape[-1])[None], diagonal, 0
-    )
+    is_largest = jnp.argmax(diagonal, axis=1)[:, None] == jnp.arange(x.shape[-1])[None]
+    start = jnp.where(is_largest, diagonal, 0)
     bound = jnp.where(bound > 0, bound, 1)
 
     def multiply(_: jax.Array, vectors: jax.Array) -> jax.Array:
         product = jnp.einsum("bij,bj->bi", power, vectors, precision=lax.Precision.DEFAULT)
         return product / bound[:, None]
 
-    vectors = lax.fori_loop(0, 4, multiply, is_largest)
+    vectors = lax.fori_loop(0, 4, multiply, start)
     return vectors, norm * bound ** (1 / 8)
 
 
@@ -149,6 +150,14 @@ def is_at_one(low: jax.Array) -> jax.Array:
     return ~(low < 1 - 8 * jnp.finfo(low.dtype).eps)
 
 
+def polynomial(gram: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return a I + b K of Gram matrices K."""
+    result = times(eye_like(gram), a) + times(gram, b)
+    # Kept apart from the product that takes it: computed there, anew for every tile, it would double that
+    # product's code and its time to compile on TPU. Matrices of one tile would pay for one more kernel.
+    return result if gram.shape[-1] <= TILE else lax.optimization_barrier(result)
+
+
 def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return U Vᵀ of square matrices U Σ Vᵀ: of symmetric ones, their matrix sign.
 
@@ -169,7 +178,7 @@ def orthogonal_factor(matrices: jax.Array, least: jax.Array) -> tuple[jax.Array,
         x, _, low, high = state
         a, b, low, high = nearest_to_one(low, high)
         gram = matmul(transpose(x), x)
-        return times(x, a) + matmul(x, times(gram, b)), gram, low, high
+        return matmul(x, polynomial(gram, a, b)), gram, low, high
 
     # No Gram matrix is needed before the first step, and the matrices are at hand.
     state = matrices, matrices, least, jnp.ones_like(least)
@@ -205,11 +214,10 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
       high: (b,), its upper end.
       max_steps: How many steps to take at most; fewer if they are enough for those intervals.
     """
-    eye = eye_like(gram)
 
-    def polynomial(k: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def next_factor(k: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         a, b, low, high = nearest_to_one(low, high)
-        return times(eye, a) + times(k, b), low, high
+        return polynomial(k, a, b), low, high
 
     def is_running(state: tuple[jax.Array, ...]) -> jax.Array:
         return (state[0] < max_steps) & ~jnp.all(is_at_one(state[4]))
@@ -217,14 +225,14 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
     def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         num_steps, k, p, root, low, high = state
         k = matmul(p, matmul(k, p))
-        p, low, high = polynomial(k, low, high)
+        p, low, high = next_factor(k, low, high)
         return num_steps + 1, k, p, matmul(root, p), low, high
 
-    p, low, high = polynomial(gram, low, high)
+    p, low, high = next_factor(gram, low, high)
     state = jnp.ones_like(max_steps), gram, p, p, low, high
     with jax.named_scope("inverse_root"):
         _, k, _, root, low, high = lax.while_loop(is_running, step, state)
-    return InverseRoot(symmetric(root), frobenius_norm(k - eye), low, high)
+    return InverseRoot(symmetric(root), frobenius_norm(k - eye_like(k)), low, high)
 
 
 def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[jax.Array, ...]:

@@ -24,8 +24,6 @@ All of it is one loop of passes with two products of tall matrices each, XᵀW o
 longer over each product than devices. The first pass is the last where all matrices are well-conditioned.
 """
 
-import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -49,6 +47,7 @@ from svb_jax._src.clip.matrix_functions import (
     times,
     transpose,
 )
+from svb_jax._src.clip.rows import Rows
 from svb_jax._src.stats import Clipped
 
 # Up to this condition number, Gram matrices in float32 leave errors of 3e-6 at the lower end of the band.
@@ -103,40 +102,6 @@ class Spectrum(NamedTuple):
     bound: jax.Array
     largest: jax.Array
     root: InverseRoot
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which rows of each matrix are at hand: all its own, or those of one device of a mesh.
-
-    Attributes:
-      num_own: (b,) or for all, how many rows a matrix has in all, above rows of zeros.
-      axis_names: The mesh's axes that split the rows.
-    """
-
-    num_own: ArrayLike
-    axis_names: tuple[str, ...]
-
-    def sum(self, of_rows: jax.Array) -> jax.Array:
-        """Return the sum over all rows from that over the rows at hand."""
-        return lax.psum(of_rows, self.axis_names) if self.axis_names else of_rows
-
-    def max(self, of_rows: jax.Array) -> jax.Array:
-        """Return the maximum over all rows from that over the rows at hand; of NaN, infinity."""
-        # Devices do not agree on the larger of a number and NaN.
-        of_rows = jnp.where(jnp.isnan(of_rows), jnp.inf, of_rows)
-        return lax.pmax(of_rows, self.axis_names) if self.axis_names else of_rows
-
-    def noise(self, like: jax.Array) -> jax.Array:
-        """Return a matrix of noise for each of these, of norm about 1, with none in rows of zeros."""
-        shape, num_parts = like.shape[1:], math.prod(map(lax.axis_size, self.axis_names))
-        row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
-        row += lax.axis_index(self.axis_names) * shape[0] if self.axis_names else 0
-        hashed = jnp.sin(12.9898 * row.astype(like.dtype) + 78.233 * column.astype(like.dtype)) * 43758.5453
-        size = 3 / ((num_parts * shape[0]) ** 0.5 + shape[1] ** 0.5)
-        noise = (hashed - jnp.floor(hashed) - 0.5)[None] * size
-        # Vanished directions would end there.
-        return jnp.where(row[None] < jnp.reshape(self.num_own, (-1, 1, 1)), noise, 0)
 
 
 def clip_by_products(
@@ -196,20 +161,21 @@ def _run_pass(state: State, lower: jax.Array, upper: jax.Array, rows: Rows) -> S
     # What is not to be clipped must not send its batch on a longer way.
     gram = jnp.where(state.clipped.is_missed[:, None, None], gram, eye_like(gram))
     spectrum = _take_roots(gram, state)
-    small = state._replace(iterate=lower, clipped=state.clipped._replace(matrices=lower))
+    # Without the tall matrices, which the conditional would copy.
+    light = state._replace(iterate=lower, clipped=state.clipped._replace(matrices=lower))
     with jax.named_scope("approach"):
-        right, small = lax.cond(
+        right, light = lax.cond(
             is_approach,
-            lambda: (spectrum.root.root, _approach(small, spectrum)),
-            lambda: _clip(small, spectrum, lower, upper),
+            lambda: (spectrum.root.root, _approach(light, spectrum)),
+            lambda: _clip(light, spectrum, lower, upper),
         )
     moved = matmul(x, right)
     # Uncertain matrices wait for their factor: a wrong step by the Gram matrix could not be taken back.
-    is_certain = (state.purpose == FACTOR) | ~small.clipped.is_missed
+    is_certain = (state.purpose == FACTOR) | ~light.clipped.is_missed
     is_clipped = (state.clipped.is_missed & is_certain & ~is_approach)[:, None, None]
     moves = jnp.where(is_clipped, _out_of_units(moved, state.root_unit[:, None, None]), 0)
     matrices = state.clipped.matrices + moves
-    state = small._replace(iterate=moved, clipped=small.clipped._replace(matrices=matrices))
+    state = light._replace(iterate=moved, clipped=light.clipped._replace(matrices=matrices))
     is_renewed = ~is_approach & (state.purpose != DONE)
     with jax.named_scope("renewal"):
         return lax.cond(is_renewed, lambda state: _renew_iterate(state, rows), lambda state: state, state)

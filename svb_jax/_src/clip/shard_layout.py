@@ -8,8 +8,19 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Names = tuple[str, ...]
+
+
+def on_explicit_axes(sharding: NamedSharding) -> NamedSharding:
+    """Return a sharding without the mesh's automatic axes, which the types of arrays cannot name."""
+    mesh = sharding.mesh
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    chosen = [name for name, kind in kinds if kind == AxisType.Explicit]
+    entries = [(each,) if isinstance(each, str) else each or () for each in sharding.spec]
+    named = [tuple(name for name in each if name in chosen) or None for each in entries]
+    return sharding.update(spec=PartitionSpec(*named))
 
 
 @dataclass(frozen=True)
