@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import eye_like, matmul, orthonormalizer, transpose
-from svb_jax._src.clip.units import gram_matrix, power_of_two, times_unit
+from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
+from svb_jax._src.clip.units import gram_matrix, orthonormalizer, power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
 ONE_PASS_CONDITION = 4.0

@@ -72,12 +72,6 @@ def eye_like(matrices: jax.Array) -> jax.Array:
     return jnp.expand_dims(eye, range(matrices.ndim - 2))
 
 
-def orthonormalizer(columns: jax.Array) -> jax.Array:
-    """Return by what to multiply nearly orthonormal columns to make them so to rounding (Newton-Schulz)."""
-    gram = matmul(transpose(columns), columns)
-    return 1.5 * eye_like(gram) - 0.5 * gram
-
-
 def symmetric(matrices: jax.Array) -> jax.Array:
     """Return the symmetric parts of a batch of square matrices."""
     return (matrices + transpose(matrices)) / 2

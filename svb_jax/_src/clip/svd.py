@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import matmul, orthonormalizer, transpose
-from svb_jax._src.clip.units import power_of_two, times_unit
+from svb_jax._src.clip.matrix_functions import matmul, transpose
+from svb_jax._src.clip.units import orthonormalizer, power_of_two, times_unit
 from svb_jax._src.stats import Clipped
 
 LARGEST_CONDITION_TO_CHANGE = 100.0

@@ -1,11 +1,14 @@
-"""Gram matrices in their type's range: matrices in units of a power of two, which rounds nothing."""
+"""What the routes that decompose share: Gram matrices in their type's range, and orthonormal vectors.
+
+Matrices are taken in units of a power of two, which rounds nothing.
+"""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from svb_jax._src.clip.matrix_functions import matmul, transpose
+from svb_jax._src.clip.matrix_functions import eye_like, matmul, transpose
 
 
 def gram_matrix(matrices: jax.Array) -> jax.Array:
@@ -32,3 +35,9 @@ def times_unit(values: jax.Array, unit: ArrayLike) -> jax.Array:
     """Return ``values * unit``, or the type's largest number where that is out of its range."""
     limit = jnp.finfo(values.dtype).max / 2
     return jnp.minimum(values, limit / jnp.maximum(unit, 1)) * unit
+
+
+def orthonormalizer(columns: jax.Array) -> jax.Array:
+    """Return by what to multiply nearly orthonormal columns to make them so to rounding (Newton-Schulz)."""
+    gram = gram_matrix(columns)
+    return 1.5 * eye_like(gram) - 0.5 * gram
