@@ -25,3 +25,10 @@ def test_a_run_whose_output_nobody_can_read_goes_on(kind, monkeypatch):
             display.step(1, {"train_loss": 2.5})
             display.epoch(LINE)
         assert os.readlink(f"/proc/self/fd/{writer}") == os.devnull
+
+
+def test_a_run_without_any_output_goes_on(monkeypatch):
+    # What Python makes of a descriptor that was closed before it started.
+    monkeypatch.setattr(sys, "stderr", None)
+    with Display(total_steps=4, steps_per_epoch=4) as display:
+        display.epoch(LINE)
