@@ -523,6 +523,16 @@ def test_page_escapes_every_string_that_it_did_not_write(runs):
     assert page.count("&lt;script&gt;") > 5
 
 
+def test_what_the_small_scale_changes_is_noted_at_that_scale_alone(tmp_path):
+    for scale in ("small", "smoke"):
+        write_run(tmp_path, table1.EXPERIMENT, "svb", 0, 10.0, scale=scale)
+    chapters = report.chapters_of([table1.EXPERIMENT], record.collect(tmp_path / "none", tmp_path))
+    text = {chapter.scale: report.to_markdown([chapter]) for chapter in chapters}
+    assert ("- Small scale: 20 layers" in text["small"], report.SMOKE in text["small"]) == (True, False)
+    assert ("Small scale" in text["smoke"], report.SMOKE in text["smoke"]) == (False, True)
+    assert report.SCALED_DOWN not in text["smoke"]
+
+
 def _change(**fields):
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
