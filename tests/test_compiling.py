@@ -22,10 +22,14 @@ SMALL = TrainConfig(
 )
 
 
-def test_the_step_of_a_run_is_planned_without_data(capsys):
+@pytest.fixture(scope="module")
+def plan():
+    return compile_plan(lambda: lower_step(SMALL, jax.devices()[:1]), chips=1)[0]
+
+
+def test_the_step_of_a_run_is_planned_without_data(plan, capsys):
     from rich.console import Console
 
-    plan, _ = compile_plan(lambda: lower_step(SMALL, jax.devices()[:1]), chips=1)
     assert plan.conditionals >= 2
     assert plan.temp_bytes > 0
     Console(width=120).print(plan_table("table1/small", SMALL, find_target("h100-1"), plan))
@@ -35,9 +39,8 @@ def test_the_step_of_a_run_is_planned_without_data(capsys):
     assert "of 84.94 GB" in printed
 
 
-def test_a_recorded_plan_shows_in_the_costs_of_all_rows_with_its_program(capsys, tmp_path, monkeypatch):
+def test_a_recorded_plan_shows_in_the_costs_of_all_rows_with_its_program(plan, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    plan, _ = compile_plan(lambda: lower_step(SMALL, jax.devices()[:1]), chips=1)
     target = replace(find_target("v5e-8"), clock_hz=1e9)
     # Of another machine than the one it was compiled for: an hour is 3.6e12 of its cycles.
     steps = table1.ROWS["svb+bbn"].epochs * 391

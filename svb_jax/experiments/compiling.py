@@ -22,7 +22,7 @@ from svb_jax.ahead_of_time import Plan, Target, compile_plan, find_target, well_
 from svb_jax.experiments import catalogue
 from svb_jax.experiments.console import PlainConsole
 from svb_jax.experiments.listing import CLASSES, IMAGES
-from svb_jax.experiments.plans import save_plan, step_seconds
+from svb_jax.experiments.plans import format_hours, save_plan, step_seconds
 from svb_jax.experiments.record import RESULTS
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.feed import STREAMED
@@ -141,10 +141,10 @@ def plan_table(name: str, config: TrainConfig, target: Target, plan: Plan) -> Ta
             f"{least:,.0f}" + (f" to {most:,.0f}" if most > least else ""),
         )
         if (seconds := step_seconds(plan, target)) is not None:
-            hours = seconds * _span(config).total_steps / 3600
+            hours = format_hours(seconds * _span(config).total_steps)
             # The estimate knows no waiting: for the host, for memory that others use, for other chips.
             table.add_row(
-                "time at the clock's rate", f"at least {1000 * seconds:.1f} ms a step, {hours:.1f} h in all"
+                "time at the clock's rate", f"at least {1000 * seconds:.1f} ms a step, {hours} h in all"
             )
     return table
 

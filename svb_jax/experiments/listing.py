@@ -13,7 +13,7 @@ from svb_jax.ahead_of_time import find_target
 from svb_jax.experiments import catalogue
 from svb_jax.experiments.console import PlainConsole
 from svb_jax.experiments.experiment import Experiment
-from svb_jax.experiments.plans import load_plan
+from svb_jax.experiments.plans import format_hours, load_plan
 from svb_jax.experiments.program import command
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.sampling import steps_per_epoch
@@ -138,7 +138,7 @@ def costs(config: TrainConfig, target: str) -> tuple[str, ...]:
     if planned is not None:
         memory = f"{planned.planned_bytes / 1e9:.2f}"
         if planned.step_seconds is not None:
-            hours = f"{planned.step_seconds * counted.steps / 3600:.2g}"
+            hours = format_hours(planned.step_seconds * counted.steps)
     return (
         f"{counted.parameters / 1e6:.2f}M",
         f"{counted.steps:,}",

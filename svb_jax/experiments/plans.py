@@ -49,6 +49,17 @@ def step_seconds(plan: Plan, target: Target) -> float | None:
     return plan.cycles_idle / target.clock_hz
 
 
+def format_hours(seconds: float) -> str:
+    """Return a time in hours, with two digits or all whole hours.
+
+    Example:
+      >>> format_hours(60), format_hours(600 * 3600)
+      ('0.017', '600')
+    """
+    hours = seconds / 3600
+    return f"{hours:.2g}" if hours < 10 else f"{hours:,.0f}"
+
+
 def plan_path(config: TrainConfig, target: str, results: Path = RESULTS) -> Path:
     """Return where a program's plan is kept.
 

@@ -50,8 +50,8 @@ from svb_jax._src.clip.matrix_functions import (
 from svb_jax._src.clip.rows import Rows
 from svb_jax._src.stats import Clipped
 
-# Up to this condition number, Gram matrices in float32 leave errors of 3e-6 at the lower end of the band.
-CONDITION_NUMBER = 10.0
+# Up to this condition number, Gram matrices in float32 leave errors of 4e-6 at the lower end of the band.
+CONDITION_NUMBER = 5.5
 # How far K may be from the identity before the last step, which squares it.
 CERTIFIED_RESIDUAL = 2e-3
 # Whose squares and powers are in float32's range.
