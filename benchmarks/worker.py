@@ -39,10 +39,12 @@ class Worker:
     def warm_up(self, row: str) -> dict[str, Any]:
         """Call a row for the first time, and see how much memory it takes beside what is there before."""
         workload = self._workloads[row]
+        if workload.is_warm:
+            return {"resident_bytes": None}
         argument = workload.fresh()
         with ResidentPeak() as peak:
             workload.run(argument)
-        return {"resident_bytes": None if workload.is_warm else peak.extra}
+        return {"resident_bytes": peak.extra}
 
     def time(self, row: str, seconds: float) -> dict[str, Any]:
         """Call a row for at least so many seconds, and at least once; the answer is each call's time."""

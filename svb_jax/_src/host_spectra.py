@@ -26,7 +26,7 @@ def host_matrices(
                 "svb_jax computes spectra on the host and needs arrays with values, got a traced "
                 f"{leaf.label!r}: call it outside jit, on the parameters that a step returns."
             )
-        # In NumPy already here: it loses no precision, and merges axes however they are sharded.
+        # NumPy from here on: it keeps float64, and merges axes however they are sharded.
         yield leaf, leaf.to_matrices(np.asarray(values[leaf.index]).astype(np.float64))
 
 
@@ -35,7 +35,7 @@ def host_spectra(matrices: Any) -> np.ndarray:
     matrices = np.asarray(matrices)
     precise = matrices.astype(np.result_type(matrices, np.float64), copy=False)
     values = np.full((*precise.shape[:-2], min(precise.shape[-2:])), np.nan)
-    # LAPACK on the others only: NumPy raises for the whole stack if one does not converge.
+    # Only finite matrices: if one does not converge, NumPy raises for the whole batch.
     finite = np.isfinite(precise).all((-2, -1))
     values[finite] = np.linalg.svd(precise[finite], compute_uv=False)
     return values
