@@ -28,7 +28,7 @@ def host_matrices(
             raise TypeError(f"{need} a traced {leaf.label!r}: {hint}.")
         if isinstance(value, jax.ShapeDtypeStruct):
             raise TypeError(f"{need} only the shape of {leaf.label!r}.")
-        # In NumPy already here: it loses no precision, and merges axes however they are sharded.
+        # NumPy from here on: it keeps float64, and merges axes however they are sharded.
         yield leaf, leaf.to_matrices(np.asarray(value).astype(np.float64))
 
 
@@ -37,7 +37,7 @@ def host_spectra(matrices: Any) -> np.ndarray:
     matrices = np.asarray(matrices)
     precise = matrices.astype(np.result_type(matrices, np.float64), copy=False)
     values = np.full((*precise.shape[:-2], min(precise.shape[-2:])), np.nan)
-    # LAPACK on the others only: NumPy raises for the whole stack if one does not converge.
+    # Only finite matrices: if one does not converge, NumPy raises for the whole batch.
     finite = np.isfinite(precise).all((-2, -1))
     values[finite] = np.linalg.svd(precise[finite], compute_uv=False)
     return values
