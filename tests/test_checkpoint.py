@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import errno
 import logging
+import os
 import resource
 import signal
 import sys
@@ -196,6 +197,19 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_damaged(
     monkeypatch.setattr(checkpoint, reading, refuse)
     kind = MemoryError if isinstance(refusal, MemoryError) else OSError
     with pytest.raises(kind):
+        load_newest(tmp_path)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch):
+    def scandir(path):
+        if str(path).endswith("state"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path)
+
+    original = os.scandir
+    _save(tmp_path, [5.0, 4.0])
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="Permission denied"):
         load_newest(tmp_path)
 
 

@@ -237,12 +237,19 @@ async def _waiting() -> AsyncIterator[None]:
 
 
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    for path in folder.rglob("*"):
-        if not path.is_dir():
+    # Unlike rglob, walk tells of folders that may not be listed; Orbax finds nothing in them.
+    for place, _, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            path = Path(place, name)
             check_regular(path)
+            path.open("rb").close()
     handler = arrays_handler()
     with ocp.Checkpointer(handler, multiprocessing_options=alone()) as reader:
         return reader.restore(folder.absolute())
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _raise_refusal(error: Exception, folder: Path) -> None:

@@ -209,9 +209,9 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _is_address(path: Path) -> bool:
+def _is_address(path: Path | str) -> bool:
     """Return whether a path was meant as gs://bucket/run, of which Path makes a local folder called gs:."""
-    return re.match(r"[a-z][a-z0-9+.-]+:(/|$)", path.as_posix()) is not None
+    return re.match(r"[a-z][a-z0-9+.-]+:(/|$)", Path(path).as_posix()) is not None
 
 
 def _need(holds: bool, need: str, got: object) -> None:
