@@ -14,8 +14,8 @@ since T − H vanishes there: it ends outside the band by at most an eighth of t
 
 Both factors come from the Gram matrix G = WᵀW alone: with R = G^(-1/2), O = W R and H = G R.
 Rounding errors of G weigh by the square of the condition number; ‖K − I‖ of :func:`inverse_root` certifies
-that it was moderate. Otherwise O comes from W itself, by passes X ← X K^(-1/2) with K = XᵀX and only the
-first steps to the root in each, and H = OᵀW.
+that R is one, and estimates of the extreme singular values that they were few. Otherwise O comes from W
+itself, by passes X ← X K^(-1/2) with K = XᵀX and only the first steps to the root in each, and H = OᵀW.
 
 A little noise lets directions in which W vanishes take part; where they end all are equally near. Another
 round clips what rounding errors of huge singular values left outside, or finds that nothing is left.
@@ -52,6 +52,9 @@ from svb_jax._src.stats import Clipped
 
 # Up to this condition number, Gram matrices in float32 leave errors of 4e-6 at the lower end of the band.
 CONDITION_NUMBER = 5.5
+# For how large a one the steps to the inverse root would do: with fewer, ‖K − I‖ of wide matrices would not
+# be small before the last.
+ROOT_CONDITION_NUMBER = 10.0
 # How far K may be from the identity before the last step, which squares it.
 CERTIFIED_RESIDUAL = 2e-3
 # Whose squares and powers are in float32's range.
@@ -188,7 +191,7 @@ def _take_roots(gram: jax.Array, state: State) -> Spectrum:
     bound = jnp.where(is_approach, 1, 1.02 * bound)
     root = inverse_root(
         times(gram, 1 / bound),
-        low=jnp.where(is_approach, state.low, 1 / CONDITION_NUMBER),
+        low=jnp.where(is_approach, state.low, 1 / ROOT_CONDITION_NUMBER),
         high=jnp.where(is_approach, state.high, 1),
         max_steps=jnp.where(state.purpose == GRAM, 100, jnp.where(is_approach, STEPS_A_PASS, 1)),
     )
@@ -255,10 +258,11 @@ def _clip(state: State, spectrum: Spectrum, lower: jax.Array, upper: jax.Array) 
 
     is_uncertain = (spectrum.root.residual > CERTIFIED_RESIDUAL) | (bound > 8 * upper) | (lower > 2 * bound)
     is_uncertain |= (spectrum.bound > LARGEST_GRAM) | (spectrum.bound < SMALLEST_GRAM)
-    tolerance = 16 * eps * small.shape[-1] ** 0.5 * jnp.maximum(bound, lower)
-    is_missed = jnp.where(is_gram, is_uncertain, frobenius_norm(right) > tolerance)
     filtered = jnp.where(is_gram, root, eye - times(h, 1 / bound))
     smallest = rayleigh_quotient(h, leading_power(filtered)[0])
+    is_uncertain |= largest > CONDITION_NUMBER * smallest
+    tolerance = 16 * eps * small.shape[-1] ** 0.5 * jnp.maximum(bound, lower)
+    is_missed = jnp.where(is_gram, is_uncertain, frobenius_norm(right) > tolerance)
     seen = state.clipped
     is_first = jnp.where(is_gram, state.num_passes == 0, seen.is_missed & ~seen.is_exact)
     is_missed &= seen.is_missed
