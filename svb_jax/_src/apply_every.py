@@ -140,8 +140,7 @@ def land_updates(
         # A copy: a state in which two leaves are one buffer cannot be donated.
         return landed, state._replace(count=step, step=jnp.copy(step), stats=stats)
 
-    def leave(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
-        del old
+    def leave(_: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
         return updates, counted
 
     due = timing.is_due(step)

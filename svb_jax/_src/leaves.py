@@ -147,11 +147,8 @@ def project_leaves(
         return clip_over_devices(leaves, values, bands, method, axis_name, mesh, shardings)
     batches = [leaf.to_batch(value, band) for leaf, value, band in zip(leaves, values, bands, strict=True)]
     clipped = clip_batches(batches, method)
-    projected = [
-        leaf.from_batch(each.matrices, value)
-        for leaf, each, value in zip(leaves, clipped, values, strict=True)
-    ]
-    return projected, clipped
+    of_leaves = zip(leaves, clipped, values, strict=True)
+    return [leaf.from_batch(each.matrices, value) for leaf, each, value in of_leaves], clipped
 
 
 def _band(leaf: MatrixLeaf, value: jax.Array, epsilon: ArrayLike, centre: Centre) -> Band:
