@@ -6,7 +6,7 @@ python -m benchmarks loop --model convnet_8 --rounds 2
 
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 from benchmarks.measurement import Row, measure
 from benchmarks.options import Options
 from benchmarks.processes import Pool
-from benchmarks.results import finish
 from benchmarks.tables import section
 
 # One process for all: their differences are smaller than those between processes.
@@ -51,26 +50,15 @@ class Loop(Options):
     batch: int = 128
     """Images in a batch."""
 
-    def run(self) -> None:
-        """Measure, print and save."""
-        settings = {
-            "model": self.model,
-            "width": self.width,
-            "dataset": self.dataset,
-            "image_size": self.image_size,
-            "batch": self.batch,
-        }
-        task = {
-            **{name: value for name, value in settings.items() if name != "batch"},
-            **{"batch_size": self.batch, "data_dir": str(self.data_dir.absolute())},
-        }
+    def measure(self, pool: Pool) -> Iterator[dict[str, Any]]:
+        """Yield the one section."""
+        fields = ("model", "width", "dataset", "image_size")
+        task = {name: getattr(self, name) for name in fields}
+        task |= {"batch_size": self.batch, "data_dir": str(self.data_dir.absolute())}
         # Made out here: a row's process is ended from outside, and cleans nothing up.
-        with tempfile.TemporaryDirectory(prefix="loop-") as folder, Pool() as pool:
-            environment = self.surroundings(pool)
+        with tempfile.TemporaryDirectory(prefix="loop-") as folder:
             rows = {name: row.given(folder=folder, **task) for name, row in ROWS.items()}
-            measured = with_parts(measure(pool, rows, self.plan))
-        sections = [section("What a run consists of", measured)]
-        finish(self.results, "loop", environment, {"rounds": self.rounds, **settings}, sections)
+            yield section("What a run consists of", with_parts(measure(pool, rows, self.plan)))
 
 
 def with_parts(rows: Mapping[str, Any]) -> dict[str, Any]:

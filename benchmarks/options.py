@@ -2,11 +2,12 @@
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import results, tables
 from benchmarks.environment import describe
 from benchmarks.measurement import Plan, Row, say
 from benchmarks.processes import Pool
@@ -35,6 +36,27 @@ class Options:
                 raise ValueError(f"benchmarks needs a positive --{name}; got {getattr(self, name)}.")
         if shutil.which(self.torch) is None:
             raise ValueError(f"benchmarks needs an interpreter as --torch-python; got {self.torch_python}.")
+
+    def run(self) -> None:
+        """Measure, print and save."""
+        with Pool() as pool:
+            environment = self.surroundings(pool)
+            sections = list(self.measure(pool))
+        command = type(self).__name__.lower()
+        result = results.make_result(command, environment, self.settings, sections)
+        path = results.save(self.results, result)
+        print(tables.render(result))
+        print(f"\nWritten to {path} and beside it.")
+
+    def measure(self, pool: Pool) -> Iterator[dict[str, Any]]:
+        """Yield the sections of the result."""
+        raise NotImplementedError
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as far as the tables do not say it."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
+        return {name: value for name, value in plain.items() if name != "torch_python"}
 
     @property
     def torch(self) -> str:

@@ -6,7 +6,7 @@ python -m benchmarks projection --models convnet_38 --rows auto svd_in_one_jit f
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from benchmarks.kernels import clip_exactly, count_numbers, drifted_kernels, sav
 from benchmarks.measurement import Row, measure, say
 from benchmarks.options import Options, choose
 from benchmarks.processes import Pool
-from benchmarks.results import finish
 from benchmarks.routes import METHODS
 from benchmarks.tables import section
 from benchmarks.without import MEASURES
@@ -52,16 +51,13 @@ LONGEST_FOR_GEOTORCH = 1024
 """Its matrix exponentials are as large as a kernel's long side: 5760² on a wide network."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Projection(Options):
-    """Project all matrices of whole networks, in every way there is."""
+Shapes = Mapping[str, tuple[int, ...]]
 
-    models: tuple[str, ...] = ("convnet_38", "preact_resnet_68", "wrn_28_10")
-    """Networks of svb_jax.models, by name."""
-    large: bool = False
-    """WRN-28-16 too."""
-    rows: tuple[str, ...] = tuple(ROWS)
-    """Which rows to measure."""
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionOptions(Options):
+    """Options of what projects kernels."""
+
     epsilon: float = 0.5
     """The band is [1 / (1 + epsilon), 1 + epsilon]."""
     condition: float = 3.4
@@ -69,36 +65,46 @@ class Projection(Options):
 
     3.4 as after a first epoch, a third is clipped; 2.35 as later, a twentieth; 100 shows the exact route."""
 
-    def run(self) -> None:
-        """Measure, print and save."""
-        rows = choose("projection", self.rows, ROWS)
-        with Pool() as pool:
-            environment = self.surroundings(pool)
-            names = (*self.models, "wrn_28_16") if self.large else self.models
-            sections = [self._measure(pool, name, rows) for name in names]
-        settings = {"rounds": self.rounds, "epsilon": self.epsilon, "condition": self.condition}
-        finish(self.results, "projection", environment, settings, sections)
-
-    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> dict[str, Any]:
-        shapes = models.summary(model).matrices
-        say(f"{model}: {len(shapes)} matrices")
+    def measure_kernels(
+        self, pool: Pool, title: str, shapes: Shapes, rows: Mapping[str, Row], is_checked: bool = False
+    ) -> dict[str, Any]:
+        """Return a section: rows that project kernels of these shapes, and if asked for, their errors."""
+        say(title)
         kernels = drifted_kernels(shapes, self.condition)
+        left_out = _left_out(rows, shapes)
         with tempfile.TemporaryDirectory() as folder:
             path, exact = Path(folder, "kernels.npz"), Path(folder, "exact.npz")
             save_kernels(path, kernels)
-            save_kernels(exact, clip_exactly(kernels, self.epsilon))
-            left_out = _left_out(chosen, shapes)
-            rows = {
+            if is_checked:
+                save_kernels(exact, clip_exactly(kernels, self.epsilon))
+            given = {
                 name: row.given(kernels=str(path), epsilon=self.epsilon).run_by(self.torch)
-                for name, row in chosen.items()
+                for name, row in rows.items()
                 if name not in left_out
             }
-            measured = measure(pool, rows, self.plan, exact) | left_out
-        title = f"{model}: {len(shapes)} matrices, {count_numbers(kernels) / 1e6:.2f} M numbers"
-        return section(title, measured, median="auto floor")
+            measured = measure(pool, given, self.plan, exact if is_checked else None)
+        title = f"{title}: {len(shapes)} matrices, {count_numbers(kernels) / 1e6:.2f} M numbers"
+        return section(title, measured | left_out, median="auto floor")
 
 
-def _left_out(rows: Mapping[str, Row], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Projection(ProjectionOptions):
+    """Project all matrices of whole networks, in every way there is."""
+
+    models: tuple[str, ...] = ("convnet_38", "preact_resnet_68", "wrn_28_10")
+    """Networks of svb_jax.models, by name; wrn_28_16 is the largest."""
+    rows: tuple[str, ...] = tuple(ROWS)
+    """Which rows to measure."""
+
+    def measure(self, pool: Pool) -> Iterator[dict[str, Any]]:
+        """Yield a section for each network."""
+        rows = choose("projection", self.rows, ROWS)
+        for model in self.models:
+            shapes = models.summary(model).matrices
+            yield self.measure_kernels(pool, model, shapes, rows, is_checked=True)
+
+
+def _left_out(rows: Mapping[str, Row], shapes: Shapes) -> dict[str, Any]:
     longest = max(max(shape[-1], math.prod(shape[:-1])) for shape in shapes.values())
     if "geotorch" not in rows or longest <= LONGEST_FOR_GEOTORCH:
         return {}

@@ -1,11 +1,11 @@
-"""What was measured, on disk and on the screen."""
+"""What was measured, on disk."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots, tables
+from benchmarks import plots
 
 Result = dict[str, Any]
 
@@ -24,20 +24,6 @@ def save(folder: Path, result: Result) -> Path:
     path.write_text(json.dumps(result, indent=1) + "\n")
     plots.draw(result, folder)
     return path
-
-
-def finish(
-    folder: Path,
-    command: str,
-    environment: dict[str, Any],
-    settings: dict[str, Any],
-    sections: Iterable[dict[str, Any]],
-) -> None:
-    """Save a measurement and print its tables."""
-    result = make_result(command, environment, settings, sections)
-    path = save(folder, result)
-    print(tables.render(result))
-    print(f"\nWritten to {path} and beside it.")
 
 
 def load(folder: Path) -> list[Result]:

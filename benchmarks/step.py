@@ -3,16 +3,16 @@
 python -m benchmarks step --torch-python PATH    # an hour on two cores
 python -m benchmarks step --models convnet_20 --batch 32 --rounds 5
 python -m benchmarks step --models preact_resnet_20 --image-size 16 --rows sgd torch_sgd --compile-rounds 0
+python -m benchmarks step --models convnet_38 --rows --no-convolutions    # only what it takes to compile
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.measurement import Row, measure, say
 from benchmarks.options import Options, choose
 from benchmarks.processes import Pool
-from benchmarks.results import finish
 from benchmarks.tables import section
 from svb_jax import models
 
@@ -49,11 +49,12 @@ UPDATES = {
     for name in ("sgd", "off", "projecting")
 }
 COMPILING = {
-    name: Row(label, "benchmarks.jax_steps:compile_train", {"optimizer": optimizer}, group="compile")
+    name: Row(label, "benchmarks.jax_steps:compile_train", {"optimizer": optimizer})
     for name, label, optimizer in (
         ("sgd", "SGD", "sgd"),
-        ("svb+bbn", "SVB+BBN", "svb+bbn"),
-        ("svd", "SVB+BBN, by the route svd alone", "svb+bbn by svd"),
+        ("svb+bbn", "SVB+BBN in the chain", "svb+bbn"),
+        ("after", "SVB+BBN after the optimizer's step", "svb+bbn after it"),
+        ("svd", "SVB+BBN in the chain, by the route svd alone", "svb+bbn by svd"),
         ("by_hand", "SVB and BBN by hand, an SVD per layer", "by hand"),
         ("scaling", "weights halved at the same steps: no bound at all", "scaling"),
     )
@@ -76,7 +77,7 @@ class Step(Options):
     models: tuple[str, ...] = ("convnet_20", "convnet_38", "preact_resnet_68")
     """Networks of svb_jax.models, by name: plain ConvNets and pre-activation ResNets."""
     rows: tuple[str, ...] = tuple(STEPS)
-    """Which rows to measure."""
+    """Which rows to measure; none to see only how long it takes to compile."""
     width: float = 1.0
     """Multiplies every channel count of the networks."""
     batch: int = 128
@@ -90,49 +91,33 @@ class Step(Options):
     condition: float = 3.4
     """Largest singular value over the smallest, in the weights."""
 
-    def run(self) -> None:
-        """Measure, print and save."""
+    def measure(self, pool: Pool) -> Iterator[dict[str, Any]]:
+        """Yield the sections of each network, then the one of single convolutions."""
         rows = choose("step", self.rows, STEPS)
-        with Pool() as pool:
-            environment = self.surroundings(pool)
-            sections = [part for model in self.models for part in self._measure(pool, model, rows)]
-            if self.convolutions:
-                sections.append(section("Single convolutions", self._measure_convolutions(pool)))
-        settings = {
-            "rounds": self.rounds,
-            "width": self.width,
-            "batch": self.batch,
-            "image_size": self.image_size,
-            "condition": self.condition,
-        }
-        finish(self.results, "step", environment, settings, sections)
+        for model in self.models:
+            yield from self._measure_network(pool, model, rows)
+        if self.convolutions:
+            yield section("Single convolutions", self._measure_convolutions(pool))
 
-    def _measure(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> list[dict[str, Any]]:
+    def _measure_network(self, pool: Pool, model: str, chosen: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
         say(model)
         network = models.make(model)
-        task = {
-            "model": model,
-            "family": type(network).__name__,
-            "depth": network.depth,
-            "width": self.width,
-            "batch": self.batch,
-            "image_size": self.image_size,
-            "condition": self.condition,
-        }
-        rows = {name: row.given(**task).run_by(self.torch) for name, row in chosen.items()}
-        steps = measure(pool, rows, self.plan)
-        _check_equal(model, steps)
-        updates = {name: row.given(**task) for name, row in UPDATES.items()}
-        alone = measure(pool, updates, replace(self.plan, seconds=0.2))
-        sections = [
-            section(f"{model}: a step", steps, median="sgd"),
-            section(f"{model}: the optimizer's update alone", with_overheads(alone, steps.get("sgd", {}))),
-        ]
+        fields = ("width", "batch", "image_size", "condition")
+        task = {name: getattr(self, name) for name in fields}
+        task |= {"model": model, "family": type(network).__name__, "depth": network.depth}
+        if chosen:
+            rows = {name: row.given(**task).run_by(self.torch) for name, row in chosen.items()}
+            steps = measure(pool, rows, self.plan)
+            _check_equal(model, steps)
+            yield section(f"{model}: a step", steps, median="sgd")
+            updates = {name: row.given(**task) for name, row in UPDATES.items()}
+            alone = measure(pool, updates, replace(self.plan, seconds=0.2))
+            overheads = with_overheads(alone, steps.get("sgd", {}))
+            yield section(f"{model}: the optimizer's update alone", overheads)
         if self.compile_rounds:
             compiling = {name: row.given(**task) for name, row in COMPILING.items()}
             compiled = measure(pool, compiling, replace(self.plan, rounds=self.compile_rounds))
-            sections.append(section(f"{model}: trace and compile", compiled, median="sgd"))
-        return sections
+            yield section(f"{model}: trace and compile, CPU time", compiled, median="sgd")
 
     def _measure_convolutions(self, pool: Pool) -> dict[str, Any]:
         rows = {}

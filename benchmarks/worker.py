@@ -4,12 +4,12 @@ A process of its own lets a row use another interpreter, be stopped when it take
 memory seen apart from that of the others.
 """
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -39,10 +39,12 @@ class Worker:
     def warm_up(self, row: str) -> dict[str, Any]:
         """Call a row for the first time, and see how much memory it takes beside what is there before."""
         workload = self._workloads[row]
+        if workload.is_warm:
+            return {"resident_bytes": None}
         argument = workload.fresh()
         with ResidentPeak() as peak:
             workload.run(argument)
-        return {"resident_bytes": None if workload.is_warm else peak.extra}
+        return {"resident_bytes": peak.extra}
 
     def time(self, row: str, seconds: float) -> dict[str, Any]:
         """Call a row for at least so many seconds, and at least once; the answer is each call's time."""
@@ -76,37 +78,25 @@ class Worker:
 
 
 class ResidentPeak:
-    """The most memory that the process held while inside, above what it held at the beginning.
-
-    Sampled, so that allocations that come and go within a millisecond may be missed; None off Linux.
-    """
+    """The most memory that the process held while inside, above that at the beginning; None off Linux."""
 
     extra: int | None = None
-    _statm = Path("/proc/self/statm")
+    _status, _clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
     def __enter__(self) -> "ResidentPeak":
-        self._is_over = threading.Event()
-        self._sampler = threading.Thread(target=self._sample, args=(self._resident(),))
-        self._sampler.start()
+        with contextlib.suppress(OSError):
+            # Sets the mark back to what is held now.
+            self._clear.write_text("5")
+            self._before = self._mark()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._is_over.set()
-        self._sampler.join()
+        with contextlib.suppress(OSError, AttributeError):
+            self.extra = self._mark() - self._before
 
-    def _sample(self, before: int | None) -> None:
-        if before is None:
-            return
-        is_over = False
-        while not is_over:
-            # Once more after the end: what was allocated and kept is seen even if the call was short.
-            is_over = self._is_over.wait(0.001)
-            self.extra = max(self.extra or 0, (self._resident() or 0) - before)
-
-    def _resident(self) -> int | None:
-        if not self._statm.exists():
-            return None
-        return int(self._statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    def _mark(self) -> int:
+        lines = dict(line.split(":") for line in self._status.read_text().splitlines())
+        return 1024 * int(lines["VmHWM"].split()[0])
 
 
 def answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:

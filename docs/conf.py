@@ -34,7 +34,12 @@ html_theme = "furo"
 html_title = "svb_jax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
+html_theme_options = {
+    "navigation_with_keys": True,
+    # The blue of the figures, darker, so that text in it can be read; lighter on dark screens.
+    "light_css_variables": {"color-brand-primary": "#1f4f9e", "color-brand-content": "#2a63bf"},
+    "dark_css_variables": {"color-brand-primary": "#8ab4f8", "color-brand-content": "#8ab4f8"},
+}
 
 myst_enable_extensions = ["amsmath", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3

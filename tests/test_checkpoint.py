@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
+import errno
 import logging
+import os
 import resource
 import signal
 import sys
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 from jax.experimental import multihost_utils
 
-from svb_jax.training import Interrupted, loop, train
+from svb_jax.training import Interrupted, checkpoint, loop, train
 from svb_jax.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -174,6 +176,43 @@ def test_a_damaged_checkpoint_of_many_arrays_is_told_without_a_traceback(tmp_pat
     assert uncaught == []
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError(errno.EMFILE, "Too many open files"),
+        ValueError("PERMISSION_DENIED: Error opening ... [os_error_code='13']"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("reading", ["read_regular", "_read_arrays"])
+def test_a_checkpoint_that_cannot_be_read_for_now_is_not_taken_for_damaged(
+    reading, refusal, tmp_path, monkeypatch
+):
+    def refuse(path):
+        raise refusal
+
+    _save(tmp_path, [5.0, 4.0])
+    monkeypatch.setattr(checkpoint, reading, refuse)
+    kind = MemoryError if isinstance(refusal, MemoryError) else OSError
+    with pytest.raises(kind):
+        load_newest(tmp_path)
+
+
+def test_a_folder_that_may_not_be_listed_is_not_taken_for_empty(tmp_path, monkeypatch):
+    def scandir(path):
+        if str(path).endswith("state"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path)
+
+    original = os.scandir
+    _save(tmp_path, [5.0, 4.0])
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="Permission denied"):
+        load_newest(tmp_path)
+
+
 def test_swapped_arrays_are_noticed(tmp_path):
     folder = tmp_path / "checkpoints"
     _save(folder, [5.0, 4.0])
@@ -210,7 +249,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path):
 
 
 @contextlib.contextmanager
-def _full_disk():
+def full_disk():
     """Let every file that grows beyond a kilobyte fail half-way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -232,7 +271,7 @@ def test_a_failed_save_is_one_sentence_and_loses_nothing(tmp_path, monkeypatch, 
     # Which writes are under way when the first one fails is chance: several times.
     for step in range(2, 8):
         full = pytest.raises(CheckpointError, match=r"could not be saved .* newest whole one is of step 1")
-        with _full_disk(), full, Checkpoints(folder, keep=2) as checkpoints:
+        with full_disk(), full, Checkpoints(folder, keep=2) as checkpoints:
             checkpoints.save({**state, "step": np.int32(step)}, seconds=0.0, test_error=None)
             checkpoints.wait()
     # Writes that a failed save left behind would end, and complain, about now.
@@ -251,7 +290,7 @@ def test_a_long_path_does_not_hide_why_a_save_failed(tmp_path, caplog):
     folder = tmp_path / ("long " * 40)
     kernel = np.random.default_rng(0).normal(size=(300, 40))
     full = pytest.raises(CheckpointError, match=r"could not be saved in .*File too large\. There is no older")
-    with _full_disk(), full, Checkpoints(folder, keep=2) as checkpoints:
+    with full_disk(), full, Checkpoints(folder, keep=2) as checkpoints:
         checkpoints.save({"step": np.int32(1), "params": {"kernel": kernel}}, seconds=0.0, test_error=None)
         checkpoints.wait()
 
@@ -278,7 +317,7 @@ def test_a_failed_save_leaves_no_thread_that_keeps_the_process(tmp_path, caplog)
 
 def test_a_file_that_cannot_be_written_is_named(tmp_path):
     folder = RunFolder(dataclasses.replace(QUICK, run_dir=tmp_path))
-    with _full_disk():
+    with full_disk():
         for write in (
             lambda: folder.add_metrics({"step": 1, "long": "x" * 1000}),
             lambda: folder.add_spectrum("final", {"conv": np.random.default_rng(0).normal(size=1000)}),

@@ -114,8 +114,9 @@ def test_a_digest_sees_pixels_labels_and_order():
 
 
 def test_unknown_names_are_refused_with_those_that_there_are():
-    with pytest.raises(ValueError, match=r"digits, cifar10, cifar100, synthetic, got 'mnist'.*imagenet2012"):
-        load("mnist")
+    known = r"digits, cifar10, cifar100, synthetic \(or, to train on as a stream, imagenet2012\)"
+    with pytest.raises(ValueError, match=rf"{known}, got 'cifar-10'. Did you mean 'cifar10'\?"):
+        load("cifar-10")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

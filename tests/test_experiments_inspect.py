@@ -93,7 +93,7 @@ def test_a_folder_of_safetensors_is_one_network(tmp_path, capsys):
     (tmp_path / "consolidated.safetensors").write_bytes(
         safetensors({"last.weight": eye}, {"last.weight": "F32"})
     )
-    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["inspect", str(tmp_path)]) == 1
     assert "'last.weight' in two files" in capsys.readouterr().err
 
 
@@ -150,14 +150,26 @@ def test_orbax_items_of_any_name(kernel, tmp_path, capsys, monkeypatch):
     save_items(tmp_path / "two", ema=state, train_state=state)
     # Short paths, since long messages are cut.
     monkeypatch.chdir(tmp_path)
-    assert main(["inspect", "two"]) == 2
+    assert main(["inspect", "two"]) == 1
     assert "several checkpoints; name one of them: two/7/ema, two/7/train_state" in capsys.readouterr().err
     assert inspect(capsys, tmp_path / "two" / "7" / "train_state") == [f"conv/kernel {ROW}"]
 
 
+def test_items_called_as_ours_are_not_taken_for_ours(kernel, tmp_path, capsys):
+    args = {
+        "state": ocp.args.StandardSave({"conv": {"kernel": kernel}}),
+        "meta": ocp.args.JsonSave({"epoch": 1}),
+    }
+    with ocp.CheckpointManager(tmp_path / "saved") as manager:
+        manager.save(7, args=ocp.args.Composite(**args))
+    assert inspect(capsys, tmp_path / "saved") == [f"conv/kernel {ROW}"]
+
+
 def test_a_folder_of_something_else_is_answered_with_what_it_holds(tmp_path, capsys):
+    assert main(["inspect", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"{tmp_path} cannot be read: it is empty.\n"
     (tmp_path / "model.bin").write_bytes(b"?")
-    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["inspect", str(tmp_path)]) == 1
     assert "no Orbax checkpoint and no run, but model.bin" in capsys.readouterr().err
 
 
@@ -212,7 +224,7 @@ def test_pickles_are_answered_with_what_to_save_instead(name, tmp_path, capsys):
 
 def test_a_damaged_file_is_named_once(tmp_path, capsys):
     (tmp_path / "cut.npz").write_bytes(b"PK")
-    assert main(["inspect", str(tmp_path / "cut.npz")]) == 2
+    assert main(["inspect", str(tmp_path / "cut.npz")]) == 1
     assert capsys.readouterr().err.count("cut.npz") == 1
 
 
@@ -286,7 +298,7 @@ def hostile_files(folder):
 
 def test_files_that_are_not_what_they_say_get_a_sentence(tmp_path, capsys):
     for name in hostile_files(tmp_path):
-        assert main(["inspect", str(tmp_path / name)]) in (1, 2), name
+        assert main(["inspect", str(tmp_path / name)]) == 1, name
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1), f"{name}: {out}{err}"
         assert name in err or name == "both.npz", err
@@ -307,13 +319,13 @@ def test_files_that_are_not_what_they_say_get_a_sentence(tmp_path, capsys):
 def test_entries_that_safetensors_cannot_have_are_named(before, after, tmp_path, capsys):
     text = safetensors({"w": np.eye(2, dtype=np.float32)}, {"w": "F32"})[8:-16].replace(before, after)
     (tmp_path / "shard.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(16))
-    assert main(["inspect", str(tmp_path)]) == 2
+    assert main(["inspect", str(tmp_path)]) == 1
     assert "in shard.safetensors, the header does not say what 'w' is" in capsys.readouterr().err
 
 
 def test_paths_too_deep_for_a_tree_are_refused(tmp_path, capsys):
     np.savez(tmp_path / "deep.npz", **{"a/" * 5000 + "kernel": np.eye(2)})
-    assert main(["inspect", str(tmp_path / "deep.npz")]) == 2
+    assert main(["inspect", str(tmp_path / "deep.npz")]) == 1
     assert "lies 5000 levels deep" in capsys.readouterr().err
 
 

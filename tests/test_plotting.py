@@ -68,6 +68,24 @@ def test_a_vanished_value_needs_a_linear_axis():
     assert axes.get_xscale() == "linear"
 
 
+def test_what_rounding_leaves_of_zero_is_drawn_as_zero():
+    (axes,) = svb_jax.plot_spectrum({"kernel": np.outer(np.ones(40), np.ones(30))}).axes
+    assert axes.get_xscale() == "linear"
+    assert spans(axes)[0] == [0.0, pytest.approx(1200**0.5, abs=1e-3)]
+
+
+def test_a_band_of_one_value_can_be_seen():
+    (axes,) = svb_jax.plot_spectrum(WIDE, epsilon=0).axes
+    (band,) = axes.patches
+    assert band.get_linewidth() > 0
+    assert band.get_edgecolor()[3] > 0
+
+
+def test_names_are_no_formulas():
+    # As a formula this one could not be parsed.
+    svb_jax.plot_spectrum({"a$^$": WIDE["last"]})._repr_png_()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -523,6 +523,16 @@ def test_page_escapes_every_string_that_it_did_not_write(runs):
     assert page.count("&lt;script&gt;") > 5
 
 
+def test_what_the_small_scale_changes_is_noted_at_that_scale_alone(tmp_path):
+    for scale in ("small", "smoke"):
+        write_run(tmp_path, table1.EXPERIMENT, "svb", 0, 10.0, scale=scale)
+    chapters = report.chapters_of([table1.EXPERIMENT], record.collect(tmp_path / "none", tmp_path))
+    text = {chapter.scale: report.to_markdown([chapter]) for chapter in chapters}
+    assert ("- Small scale: 20 layers" in text["small"], report.SMOKE in text["small"]) == (True, False)
+    assert ("Small scale" in text["smoke"], report.SMOKE in text["smoke"]) == (False, True)
+    assert report.SCALED_DOWN not in text["smoke"]
+
+
 def _change(**fields):
     return lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
@@ -662,9 +672,8 @@ def recorded(experiment: Experiment, scale: str) -> report.Chapter:
     return found
 
 
-@pytest.mark.parametrize("scale", ["medium", "long"])
-def test_readme_has_the_numbers_of_the_records(scale):
-    runs = recorded(convergence.EXPERIMENT, scale).runs
+def test_readme_has_the_numbers_of_the_records():
+    runs = recorded(convergence.EXPERIMENT, "medium").runs
     full = tables.results_table(convergence.EXPERIMENT, runs)
     shown = ["test error %", "train error", "difference, paired", "runs"]
     header = ["row", "first rate", "test error %, mean ± std", "train error %"]
@@ -674,6 +683,17 @@ def test_readme_has_the_numbers_of_the_records(scale):
     expected = tables.Table(header, lines).to_markdown()
     readme = (ROOT / "README.md").read_text()
     assert expected in readme, f"README.md needs this table:\n{expected}"
+
+
+def test_readme_says_what_longer_training_comes_to():
+    full = tables.results_table(convergence.EXPERIMENT, recorded(convergence.EXPERIMENT, "long").runs)
+    sgd, svb = (cells(full, row) for row in ("sgd", "svb-0.05"))
+    expected = (
+        f"After 40 epochs (`--scale long`, n = {svb['runs']}): {sgd['test error %']} % with `sgd`, "
+        f"{svb['test error %']} % with `svb-0.05`, {svb['difference, paired']}."
+    )
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert expected in readme, f"README.md needs this sentence:\n{expected}"
 
 
 def test_readme_calls_undecided_what_the_records_leave_open():

@@ -21,6 +21,7 @@ from svb_jax.experiments.run_files import write_run
 from svb_jax.training import Interrupted, train
 from svb_jax.training.checkpoint import CheckpointError, load_newest, saved_steps
 from svb_jax.training.compilation import cached_compilation
+from svb_jax.training.config import to_fields
 from svb_jax.training.durable import RUN_FILES, altered, set_aside
 from svb_jax.training.lock import FolderInUse, locked
 from svb_jax.training.run_folder import RunFolder
@@ -78,6 +79,42 @@ def test_the_best_checkpoint_outlives_a_restart(peace, tmp_path, monkeypatch):
     assert saved_steps(config.run_dir / "checkpoints") == [8, 12]
     assert train(config).best_test_error == 48.0
     assert saved_steps(config.run_dir / "checkpoints") == [8, 20]
+
+
+def test_the_best_checkpoint_does_not_go_in_silence(peace, crashed, capsys):
+    # Without its error, it would give way to the next one.
+    _flip_a_bit(crashed.run_dir / "checkpoints" / "8" / "meta" / "metadata")
+    train(dataclasses.replace(crashed, keep_checkpoints=1))
+    assert "The checkpoint of step 8 " in capsys.readouterr().err
+    assert (crashed.run_dir / "damaged" / "8" / "state").is_dir()
+    assert_same_end(crashed.run_dir, peace.run_dir)
+
+
+def test_what_is_lost_while_a_run_goes_on_is_made_anew(peace, tmp_path, monkeypatch, capsys):
+    config, evaluate = dataclasses.replace(peace, run_dir=tmp_path / "run"), Session.evaluate
+
+    def lose(session, *arguments):
+        if (config.run_dir / "metrics.jsonl").read_text().count("\n") == 2:
+            for name in ("metrics.jsonl", "spectrum.npz"):
+                (config.run_dir / name).unlink()
+                (config.run_dir / name).touch()
+            (config.run_dir / "config.json").write_text("{}")
+        return evaluate(session, *arguments)
+
+    monkeypatch.setattr(Session, "evaluate", lose)
+    train(config)
+    assert "metrics.jsonl is damaged or gone, and is made anew" in capsys.readouterr().err
+    assert_same_end(config.run_dir, peace.run_dir)
+    np.testing.assert_equal(*(load_npz(run.run_dir / "spectrum.npz") for run in (config, peace)))
+    assert json.loads((config.run_dir / "config.json").read_text()) == to_fields(config)
+    assert altered(config.run_dir, RUN_FILES) == []
+
+
+def test_nothing_is_left_of_a_run_that_died_before_its_first_checkpoint(peace, tmp_path, monkeypatch):
+    config = dataclasses.replace(peace, run_dir=tmp_path / "run")
+    crash_at(monkeypatch, dataclasses.replace(config, depth=3), step=2)
+    train(config)
+    np.testing.assert_equal(*(load_npz(run.run_dir / "spectrum.npz") for run in (config, peace)))
 
 
 HOLDER = """
@@ -239,6 +276,14 @@ def test_a_run_does_not_settle_in_the_current_folder(run_dir, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"needs a run_dir of its own, got .*, the current folder"):
         dataclasses.replace(QUICK, run_dir=asked)
     assert dataclasses.replace(QUICK, run_dir=Path("there")).run_dir == Path("there")
+
+
+@pytest.mark.parametrize("name", ["run_dir", "data_dir"])
+@pytest.mark.parametrize("address", ["gs://bucket/run", "s3://bucket", "file:///tmp/run"])
+def test_the_address_of_a_bucket_does_not_become_a_local_folder(name, address):
+    refused = rf"TrainConfig needs {name} in a file system \(mount the bucket\), got '{address[:2]}"
+    with pytest.raises(ValueError, match=refused):
+        dataclasses.replace(QUICK, **{name: Path(address)})
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path, capsys):

@@ -46,6 +46,12 @@ def test_traced_parameters_are_answered_with_where_to_call_it(function):
         jax.jit(function)({"dense": {"kernel": jnp.eye(2)}})
 
 
+@pytest.mark.parametrize("function", [singular_values, spectrum_summary, plot_spectrum])
+def test_shapes_alone_have_no_spectrum(function):
+    with pytest.raises(TypeError, match="got only the shape of 'dense/kernel'"):
+        function({"dense": {"kernel": jax.ShapeDtypeStruct((2, 2), jnp.float32)}})
+
+
 class TestSingularValues:
     @pytest.mark.parametrize(("rows", "columns"), [(4, 9), (9, 4), (4, 4)])
     def test_reads_a_prescribed_spectrum_in_descending_order(self, rng, rows, columns):

@@ -1,5 +1,6 @@
 """What trackers wrote is read back from their files; one that fails stops nothing."""
 
+import asyncio
 import json
 import re
 import struct
@@ -17,6 +18,7 @@ from svb_jax.experiments import runner, table1
 from svb_jax.experiments.__main__ import main
 from svb_jax.training import Tracker, TrainConfig, train
 from svb_jax.training.trackers import SafeTrackers, TensorBoard, WeightsAndBiases, make_trackers
+from tests.test_checkpoint import full_disk
 from tests.test_report import write_run
 
 SPECTRUM = {"conv/kernel": np.array([0.5, 1.0, 1.5]), "head/kernel": np.array([[1.0, 1.0], [2.0, 2.0]])}
@@ -122,7 +124,7 @@ class Notebook(Tracker):
 
 
 @pytest.mark.parametrize("failing", ["start", "scalars", "spectrum", "finish"])
-@pytest.mark.parametrize("failure", [OSError, SystemExit])
+@pytest.mark.parametrize("failure", [OSError, SystemExit, asyncio.CancelledError])
 def test_a_tracker_that_fails_is_dropped_and_named_once(failing, failure, tmp_path):
     def fail(*_):
         raise failure("the network is down")
@@ -132,6 +134,20 @@ def test_a_tracker_that_fails_is_dropped_and_named_once(failing, failure, tmp_pa
     play(SafeTrackers([bad, good], said.append), tmp_path)
     assert said == [f"Bad failed and is dropped: {failure.__name__}: the network is down"]
     assert good.lines == [(7, {"test_error": 8.25, "svb/sigma_max": 1.5})]
+
+
+# What cannot be flushed is not closed before Python lets go of it.
+@pytest.mark.filterwarnings("ignore:Exception ignored in.*FileIO:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.timeout(60)
+def test_tensorboard_on_a_full_disk_is_dropped_and_keeps_nobody_waiting(tmp_path):
+    said, spectra = [], {f"layer_{number}/kernel": np.arange(100.0) for number in range(30)}
+    safe = SafeTrackers([TensorBoard()], said.append)
+    with full_disk():
+        safe.start({"model": "convnet_8"}, tmp_path)
+        for step in range(3):
+            safe.spectrum(step, spectra)
+    safe.finish()
+    assert said == ["TensorBoard failed and is dropped: OSError: [Errno 27] File too large"]
 
 
 def test_numbers_that_are_unknown_are_not_handed_on():

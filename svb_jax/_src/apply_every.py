@@ -137,11 +137,10 @@ def land_updates(
         stepped = [p + u.astype(p.dtype) for p, u in zip(before, updates, strict=True)]
         bounded, stats = bound(stepped, state.count)
         landed = list(map(_land, bounded, stepped, updates, before))
-        # Copied, because a state in which two leaves are one buffer cannot be donated.
+        # A copy: a state in which two leaves are one buffer cannot be donated.
         return landed, state._replace(count=step, step=jnp.copy(step), stats=stats)
 
-    def leave(old: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
-        del old
+    def leave(_: list[jax.Array], updates: list[jax.Array]) -> tuple[list[jax.Array], State]:
         return updates, counted
 
     due = timing.is_due(step)
@@ -159,7 +158,7 @@ def land_updates(
 @jax.jit
 def _land(bounded: jax.Array, stepped: jax.Array, update: jax.Array, param: jax.Array) -> jax.Array:
     """Return the update from a parameter to its bounded value."""
-    # What the bound left alone keeps its update: infinite weights have no difference to land on.
+    # A weight that was left alone keeps its update; infinity minus infinity would be NaN.
     return jnp.where(bounded == stepped, update, (bounded - param).astype(update.dtype))
 
 

@@ -155,7 +155,7 @@ def clip_scales(gamma: jax.Array, std: jax.Array, epsilon: ArrayLike) -> tuple[j
     is_band = jnp.isfinite(epsilon)
     factor = 1 + jnp.where(is_band, jnp.maximum(epsilon, 0), 0)
     alpha = jnp.mean(gamma / std, axis=-1, keepdims=True)
-    # Around a mean that is not positive the two ends would change places and flip every sign.
+    # A negative mean would exchange the two ends and flip every sign.
     is_sound = is_band & jnp.isfinite(alpha) & (alpha > 0)
     lower, upper = std * (alpha / factor), std * (alpha * factor)
     is_clipped = is_sound & ((gamma < lower) | (gamma > upper))

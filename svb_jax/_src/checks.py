@@ -76,7 +76,7 @@ def check_inner(caller: str, inner: Any) -> None:
 
 
 def check_projection(caller: str, centre: Any, axis_name: Any, mesh: Any, shardings: Any) -> None:
-    """Raise unless a band's centre, and where the work is shared, make sense."""
+    """Raise unless a band's centre, and what the work is distributed over, make sense."""
     if not callable(centre):
         check_positive(caller, "centre", centre)
     if axis_name is not None and not (mesh is None and shardings is None):

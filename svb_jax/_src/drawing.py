@@ -1,13 +1,14 @@
 """Draws spectra with matplotlib."""
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from svb_jax._src.figures import COLOURS, INK, legend, log_scale, new_figure
 
@@ -20,7 +21,7 @@ def layers(now: Values, then: Values, band: Band, kind: Literal["quantiles", "hi
     """Draw one line per layer, the first on top."""
     figure, grid = new_figure(1, 1, height=1.4 + 0.26 * len(now), width=7.5, background="white")
     axes = grid[0, 0]
-    axes.axvspan(*band, color=COLOURS["blue"], alpha=0.12, lw=0, label=f"band {band[0]:.3g} to {band[1]:.3g}")
+    axes.axvspan(*band, **_band_look(band))
     values = [*now.values(), *then.values()]
     is_positive = min(spectrum.min() for spectrum in values) > 0
     if is_positive:
@@ -41,7 +42,7 @@ def layers(now: Values, then: Values, band: Band, kind: Literal["quantiles", "hi
                 )
             else:
                 _draw_histogram(axes, place, spectrum, edges, colour, named)
-    axes.set_yticks(range(len(now)), list(now), fontsize=8)
+    axes.set_yticks(range(len(now)), list(now), fontsize=8, parse_math=False)
     axes.set_ylim(len(now) - 0.4, -1.0)
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="singular value")
@@ -54,9 +55,7 @@ def over_time(bounds: Mapping[str, Mapping[int, tuple[float, float, float]]], ba
     figure, grid = new_figure(2, 1, height=2.4, width=7.5, background="white", sharex=True)
     above, below = grid[:, 0]
     if band is not None:
-        above.axhspan(
-            *band, color=COLOURS["blue"], alpha=0.12, lw=0, label=f"band {band[0]:.3g} to {band[1]:.3g}"
-        )
+        above.axhspan(*band, **_band_look(band))
     colours = [COLOURS["red"], INK, GREY, COLOURS["blue"]]
     for number, (name, points) in enumerate(bounds.items()):
         steps = sorted(points)
@@ -69,8 +68,16 @@ def over_time(bounds: Mapping[str, Mapping[int, tuple[float, float, float]]], ba
         log_scale(above)
     above.set(ylabel="singular values before")
     below.set(ylabel="share clipped", xlabel="step", ylim=(0, None))
+    below.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(above)
     return figure
+
+
+def _band_look(band: Band) -> dict[str, Any]:
+    # The edges are all there is to see of a band that is a single value.
+    blue = COLOURS["blue"]
+    label = f"band {band[0]:.3g} to {band[1]:.3g}"
+    return {"facecolor": (blue, 0.12), "edgecolor": (blue, 0.5), "linewidth": 0.8, "label": label}
 
 
 def _legend_handles(axes: Axes, kind: Literal["quantiles", "histogram"]) -> list[Artist]:

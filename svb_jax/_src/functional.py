@@ -52,8 +52,8 @@ def project(
       centre: The middle of the band, as for :func:`bound_singular_values`.
       dimension_numbers: Which leaves are matrices, as for :func:`bound_singular_values`.
       where: Which leaves to bound, as for :func:`bound_singular_values`.
-      axis_name: Share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
-      mesh: Share the work over this mesh, under a plain ``jit``.
+      axis_name: Distribute the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: Distribute the work over this mesh, under a plain ``jit``.
       shardings: How the parameters lie on a mesh, as for :func:`bound_singular_values`.
 
     Returns:

@@ -21,13 +21,15 @@ def host_matrices(
     """Yield every leaf that holds matrices, with these as a batch (count, reduction, output)."""
     values = jax.tree.leaves(params)
     for leaf in matrix_leaves(params, dimension_numbers):
-        if isinstance(values[leaf.index], Tracer):
-            raise TypeError(
-                "svb_jax computes spectra on the host and needs arrays with values, got a traced "
-                f"{leaf.label!r}: call it outside jit, on the parameters that a step returns."
-            )
-        # In NumPy already here: it loses no precision, and merges axes however they are sharded.
-        yield leaf, leaf.to_matrices(np.asarray(values[leaf.index]).astype(np.float64))
+        value = values[leaf.index]
+        need = "svb_jax computes spectra on the host and needs arrays with values, got"
+        if isinstance(value, Tracer):
+            hint = "call it outside jit, on the parameters that a step returns"
+            raise TypeError(f"{need} a traced {leaf.label!r}: {hint}.")
+        if isinstance(value, jax.ShapeDtypeStruct):
+            raise TypeError(f"{need} only the shape of {leaf.label!r}.")
+        # NumPy from here on: it keeps float64, and merges axes however they are sharded.
+        yield leaf, leaf.to_matrices(np.asarray(value).astype(np.float64))
 
 
 def host_spectra(matrices: Any) -> np.ndarray:
@@ -35,7 +37,7 @@ def host_spectra(matrices: Any) -> np.ndarray:
     matrices = np.asarray(matrices)
     precise = matrices.astype(np.result_type(matrices, np.float64), copy=False)
     values = np.full((*precise.shape[:-2], min(precise.shape[-2:])), np.nan)
-    # LAPACK on the others only: NumPy raises for the whole stack if one does not converge.
+    # Only finite matrices: if one does not converge, NumPy raises for the whole batch.
     finite = np.isfinite(precise).all((-2, -1))
     values[finite] = np.linalg.svd(precise[finite], compute_uv=False)
     return values

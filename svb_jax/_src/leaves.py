@@ -108,7 +108,7 @@ def matrix_leaves(params: Any, dimension_numbers: DimensionNumbers = None) -> li
         # Nothing can be out of bounds in a leaf without entries.
         if (axes := chosen.get(leaf.names)) is not None and 0 not in leaf.shape
     ]
-    # A node of its own without any leaf is how optax.tree.map_params asks for a state's structure.
+    # optax.tree.map_params passes a placeholder, a node without leaves, to see a state's structure.
     is_placeholder = not isinstance(params, Collection | None) and not named_leaves(params, is_leaf=is_hidden)
     if not found and not is_placeholder:
         seen = ", ".join(f"{leaf.label} {leaf.shape}" for leaf in leaves) or "nothing"
@@ -138,8 +138,8 @@ def project_leaves(
       epsilons: One a leaf; its band is ``centre * [1 / (1 + epsilon), 1 + epsilon]``.
       centre: Of all bands.
       method: The route.
-      axis_name: Share the work over this axis.
-      mesh: Share the work over this mesh.
+      axis_name: Distribute the work over this axis.
+      mesh: Distribute the work over this mesh.
       shardings: A tree of them like the parameters', if it is known how these lie on the mesh.
     """
     bands = [_band(*each, centre) for each in zip(leaves, values, epsilons, strict=True)]
@@ -147,11 +147,8 @@ def project_leaves(
         return clip_over_devices(leaves, values, bands, method, axis_name, mesh, shardings)
     batches = [leaf.to_batch(value, band) for leaf, value, band in zip(leaves, values, bands, strict=True)]
     clipped = clip_batches(batches, method)
-    projected = [
-        leaf.from_batch(each.matrices, value)
-        for leaf, each, value in zip(leaves, clipped, values, strict=True)
-    ]
-    return projected, clipped
+    of_leaves = zip(leaves, clipped, values, strict=True)
+    return [leaf.from_batch(each.matrices, value) for leaf, each, value in of_leaves], clipped
 
 
 def _band(leaf: MatrixLeaf, value: jax.Array, epsilon: ArrayLike, centre: Centre) -> Band:
@@ -159,7 +156,7 @@ def _band(leaf: MatrixLeaf, value: jax.Array, epsilon: ArrayLike, centre: Centre
     middle = centre(outputs, inputs) if callable(centre) else centre
     if callable(centre) and not 0 < middle < math.inf:
         raise ValueError(f"svb_jax needs a positive, finite centre, got {middle} for {leaf.label!r}.")
-    # A schedule may return anything: below zero there is no band, and what is not finite is none either.
+    # A schedule may return anything: below zero counts as zero, and what is not finite is no band.
     epsilon = jnp.asarray(epsilon, value.dtype)
     is_band = jnp.isfinite(epsilon)
     factor = 1 + jnp.where(is_band, jnp.maximum(epsilon, 0), 0)
@@ -177,7 +174,7 @@ def summarise(
       matrix_shapes: Of each layer's matrices, where ``batches`` do not hold them as (b, m, n).
     """
     shapes = [batch.matrices.shape[1:] for batch in batches] if matrix_shapes is None else matrix_shapes
-    # From the largest to the smallest, as routes take them: XLA joins neighbouring slices of an array.
+    # In the order of the buckets, largest first: XLA then merges neighbouring slices of one array.
     order = sorted(range(len(shapes)), key=lambda index: -math.prod(shapes[index]))
     num_values = np.concatenate([np.full(len(batches[i].smallest), min(shapes[i])) for i in order])
     # A reduction of several arrays has no derivative, and statistics need none.

@@ -58,7 +58,7 @@ def paths(*patterns: str, exclude: str | Sequence[str] = ()) -> Callable[[Any], 
 def check_patterns(caller: str, patterns: Iterable[str], params: Any) -> None:
     """Raise where a pattern matches no leaf, unless optax.masked or optax.partition may have hidden it."""
     leaves = named_leaves(params, is_leaf=is_hidden)
-    # A tree without anything in it is how optax.tree_map_params asks for a state's structure.
+    # optax.tree_map_params passes a tree without leaves to see a state's structure.
     if not leaves or any(is_hidden(leaf.value) for leaf in leaves):
         return
     known = [leaf.path for leaf in leaves]

@@ -97,11 +97,17 @@ def plot_projections(history: Iterable[Mapping[str, Any]], epsilon: float | None
 
 
 def _finite(caller: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    flat = {path: np.ravel(spectrum) for path, spectrum in values.items()}
+    flat = {path: np.ravel(_without_rounding(spectrum)) for path, spectrum in values.items()}
     spoilt = [path for path, spectrum in flat.items() if not np.isfinite(spectrum).all()]
     if spoilt:
         raise ValueError(f"{caller} needs finite weights, got NaN or infinity in {', '.join(spoilt[:3])}.")
     return flat
+
+
+def _without_rounding(spectrum: np.ndarray) -> np.ndarray:
+    """Return zeros as zeros: what rounding leaves of them, 1e-17 or 1e-200, would fill a logarithmic axis."""
+    floor = spectrum.max(axis=-1, keepdims=True) * np.finfo(np.float64).eps * spectrum.shape[-1]
+    return np.where(spectrum <= floor, 0.0, spectrum)
 
 
 def _projections(history: Iterable[Mapping[str, Any]]) -> dict[str, dict[int, tuple[float, float, float]]]:

@@ -18,7 +18,7 @@ from svb_jax._src.running_variances import scales_by_module, variances_by_module
 from svb_jax._src.suggestions import nearest
 from svb_jax._src.tables import html_table, text_table
 
-# How far from the band's edge computing in a type leaves a value that it clips there, in parts of the edge.
+# The relative error of a singular value at the band's edge after clipping in a type.
 BAND_TOLERANCE = {np.dtype(np.float32): 5e-6, np.dtype(np.float64): 1e-12}
 HEADER = ("matrix", "count", "out x in", "min", "max", "condition", "in band", "|WW'-I|")
 

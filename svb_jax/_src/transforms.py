@@ -63,8 +63,8 @@ def bound_singular_values(
         leaves called ``kernel``, ``w`` or ``weight``, with their output on the last axis.
       where: Which leaves to bound, the others are left alone: a pattern of paths or a list of them, or a mask
         as ``optax.masked`` takes it.
-      axis_name: Share the work over this axis of the surrounding ``pmap`` or ``shard_map``.
-      mesh: Share the work over this mesh, under a plain ``jit``.
+      axis_name: Distribute the work over this axis of the surrounding ``pmap`` or ``shard_map``.
+      mesh: Distribute the work over this mesh, under a plain ``jit``.
       shardings: How the parameters lie on a mesh, a tree of ``NamedSharding`` like theirs, such as
         ``jax.tree.map(lambda leaf: leaf.sharding, params)``: on meshes of automatic axes a traced array does
         not say it, and would be gathered. It implies ``mesh``.

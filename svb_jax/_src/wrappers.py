@@ -46,8 +46,8 @@ def svb(
       dimension_numbers: Which leaves are matrices, and which of their axes are inputs and outputs: a function
         such as :func:`attention`, or a tree of :class:`MatrixAxes`. By default names and shapes decide.
       where: The leaves to bound, as path patterns (see :func:`paths`) or as a mask. By default all matrices.
-      axis_name: The axis of the surrounding ``pmap`` or ``shard_map`` to spread the work over.
-      mesh: The mesh to spread the work over, under a plain ``jit``.
+      axis_name: The axis of the surrounding ``pmap`` or ``shard_map`` to distribute the work over.
+      mesh: The mesh to distribute the work over, under a plain ``jit``.
       shardings: How the parameters are sharded over a mesh, as a tree of ``NamedSharding``. Needed where they
         are sharded over automatic axes, since traced arrays do not tell.
       keep_dtype: Whether updates of half-precision leaves stay in their type. By default they become float32,

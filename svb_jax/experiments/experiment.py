@@ -166,6 +166,8 @@ class Experiment(Generic[Config]):
     prior_art: Sequence[PriorArt] = ()
     notes: Sequence[str] = ()
     """Where paper, the authors' code and this experiment differ, and what the paper leaves open."""
+    small: str = ""
+    """What the scale ``small`` makes of the networks."""
     colours: Mapping[str, str] = dataclasses.field(default_factory=lambda: METHOD_COLOURS)
     """Method to colour: the same in all figures."""
     paper_colours: Mapping[str, str] = dataclasses.field(default_factory=lambda: METHOD_COLOURS)
@@ -197,6 +199,10 @@ class Experiment(Generic[Config]):
         plain = unbounded(self.rows[row])
         matches = (name for name, config in self.rows.items() if config == plain and name != row)
         return next(matches, None)
+
+    def notes_at(self, scale: str) -> list[str]:
+        """The notes on runs at this scale."""
+        return [*self.notes, *([f"Small scale: {self.small}"] if self.small and scale == "small" else [])]
 
     def band(self, row: str) -> tuple[float, float] | None:
         """The interval that SVB keeps a row's singular values in; None without SVB."""

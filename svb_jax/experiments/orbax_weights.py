@@ -1,5 +1,6 @@
 """Reads the arrays of an Orbax checkpoint, whoever saved it and on whatever devices."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from svb_jax._src.regular_files import read_regular
 from svb_jax.training.checkpoint import load_checkpoint, load_newest, saved_steps
 
 ITEMS = ("default", "params", "state", "model")
@@ -42,7 +44,9 @@ def _read_step(path: Path) -> Any:
     if items:
         names = ", ".join(str(item) for item in items)
         raise FileNotFoundError(f"it holds several checkpoints; name one of them: {names}")
-    found = ", ".join(sorted(item.name for item in path.iterdir())[:10]) or "nothing"
+    found = ", ".join(sorted(item.name for item in path.iterdir())[:10])
+    if not found:
+        raise FileNotFoundError("it is empty")
     raise FileNotFoundError(f"it holds no safetensors, no Orbax checkpoint and no run, but {found}")
 
 
@@ -52,7 +56,16 @@ def _has_arrays(path: Path) -> bool:
 
 def _is_ours(path: Path) -> bool:
     """Return whether ``svb train`` saved this checkpoint, with the sums by which it is checked."""
-    return (path / "meta" / "metadata").is_file() and (path / "state").is_dir()
+    notes = path / "meta" / "metadata"
+    if not (notes.is_file() and (path / "state").is_dir()):
+        return False
+    try:
+        saved = json.loads(read_regular(notes))
+    except (OSError, ValueError, RecursionError):
+        # Perhaps ours, damaged.
+        return True
+    # Others call their items state and meta too.
+    return isinstance(saved, dict) and saved.keys() >= {"checksum", "notes"}
 
 
 def _restore(path: Path) -> Any:

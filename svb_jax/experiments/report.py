@@ -45,6 +45,7 @@ LEAD = (
     "authors' code."
 )
 SCALED_DOWN = "Scaled down: compare the rows with each other, not with the paper's errors."
+SMOKE = "A smoke test: it shows that everything runs, and nothing about the methods."
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ class Chapter:
         is_paper_sized = self.scale == "full" or not self.experiment.paper
         missing = len(self.experiment.rows) - len(self.runs)
         rows = f"{missing} of {len(self.experiment.rows)} rows not run at this scale." if missing else ""
-        return " ".join(filter(None, ["" if is_paper_sized else SCALED_DOWN, rows]))
+        size = SMOKE if self.scale == "smoke" else "" if is_paper_sized else SCALED_DOWN
+        return " ".join(filter(None, [size, rows]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +147,7 @@ def to_markdown(chapters: Sequence[Chapter], title: str = TITLE, figures: str | 
         parts.append(open_questions(experiment, chapter.runs))
         if experiment.prior_art:
             parts.append(prior_art_table(experiment.prior_art).to_markdown())
-        parts.append("\n".join(f"- {note}" for note in experiment.notes))
+        parts.append("\n".join(f"- {note}" for note in experiment.notes_at(chapter.scale)))
         if figures is not None:
             drawn = [(_caption(draw), _picture(chapter, draw)) for draw in experiment.figures]
             parts += [f"![{caption}]({figures}/{picture})\n\n*{caption}*" for caption, picture in drawn]
@@ -233,6 +235,6 @@ def _section(chapter: Chapter) -> str:
         parts.append(page.figure(svg, _caption(draw)))
     if experiment.prior_art:
         parts.append(prior_art_table(experiment.prior_art).to_html())
-    notes = "".join(f"<li>{inline_html(note)}</li>" for note in experiment.notes)
+    notes = "".join(f"<li>{inline_html(note)}</li>" for note in experiment.notes_at(chapter.scale))
     parts.append(f"<h3>Notes</h3><ul>{notes}</ul>" if notes else "")
     return "<section>" + "\n".join(parts) + "</section>"

@@ -42,6 +42,6 @@ EXPERIMENT = Experiment(
     notes=(
         "The authors' published command bounds BatchNorm by this rule (BBN); their code's default is a "
         "second form around the mean scale, `bbn_kind='relative'`, which they remark is even better.",
-        "Small scale: 20 layers (X = 3) instead of 68.",
     ),
+    small="20 layers (X = 3) instead of 68.",
 )

@@ -68,7 +68,7 @@ EXPERIMENT = Experiment(
         "36.81M parameters; the 36.5M that the paper prints is the standard WRN-28-10's (`wrn_28_10`).",
         "Inception-ResNet is a reconstruction, since the authors did not release theirs: 32.46M parameters "
         "where the paper prints 32.5M.",
-        "Small scale: WRN of 10 layers and a fifth of the width; Inception-ResNet of 1, 2 and 1 blocks, at "
-        "an eighth of the width.",
     ),
+    small="WRN of 10 layers and a fifth of the width; Inception-ResNet of 1, 2 and 1 blocks, at an eighth of "
+    "the width.",
 )

@@ -62,6 +62,6 @@ EXPERIMENT = Experiment(
         "The authors' variant of WRN (three convolutions in the stem, no projection in the first stage): its "
         "28-16 has the 94.2M parameters that the paper prints, its 28-10 has 36.81M instead of 36.5M.",
         "Batch 64 on CIFAR-10 makes an epoch, and so the time between two projections, 782 steps.",
-        "Small scale: 10 layers and a fifth of the width.",
     ),
+    small="10 layers and a fifth of the width.",
 )

@@ -44,6 +44,6 @@ EXPERIMENT = Experiment(
         "0.001 after 160 epochs.",
         "The network is a reconstruction, matched on the paper's 32.5M parameters; the authors did not "
         "release theirs.",
-        "Small scale: the CIFAR network of 1, 2 and 1 blocks, at an eighth of the width, on CIFAR-10.",
     ),
+    small="the CIFAR network of 1, 2 and 1 blocks, at an eighth of the width, on CIFAR-10.",
 )

@@ -1,10 +1,12 @@
 """``svb train``: one training run, on one host or many."""
 
+import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
 
+from svb_jax._src.lost_readers import silence
 from svb_jax.training.config import TrainConfig
 from svb_jax.training.hosts import Hosts
 
@@ -35,4 +37,9 @@ class Train:
         result = train(self.config, make_trackers(self.tracker))
         projected = result.test_error_projected
         after = "" if projected is None else f" ({projected:.2f} % after a final projection)"
-        print(f"Test error {result.test_error:.2f} %{after}, {result.seconds:.0f} s: {self.config.run_dir}")
+        line = f"Test error {result.test_error:.2f} %{after}, {result.seconds:.0f} s: {self.config.run_dir}"
+        try:
+            print(line, flush=True)
+        except OSError:
+            # Nobody can read it, but the run is complete: the exit code must say so.
+            silence(sys.stdout)

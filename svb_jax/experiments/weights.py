@@ -28,7 +28,7 @@ MOST_OWNERS = 100
 """Levels above an array. No network nests its layers so deep, and JAX walks a tree by recursion."""
 
 
-class UnreadableWeightsError(ValueError):
+class UnreadableWeightsError(OSError):
     """A file that does not hold what its name says."""
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,12 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from svb_jax._src.regular_files import check_regular, read_regular
+
+REFUSALS = (
+    *(errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE),
+    *(errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN),
+)
+"""What passes: no permission, too many open files, no memory, a file server that is away."""
 
 
 class CheckpointError(RuntimeError):
@@ -76,6 +84,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
     Raises:
       CheckpointError: A file is missing, cut or altered.
+      OSError: The system lets nobody read it now; it may be whole.
+      MemoryError: It does not fit into memory.
     """
     notes = load_notes(folder)
     try:
@@ -84,6 +94,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         sums = {name: checksum(array) for name, array in arrays.items()}
     # Orbax meets damage with whatever its layers raise: ValueError, KeyError, OSError, bare Exception.
     except Exception as error:
+        _raise_refusal(error, folder)
         raise CheckpointError(f"cannot be read ({type(error).__name__}: {first_line(error)})") from error
     if sums != notes.checksums:
         odd = [name for name, value in notes.checksums.items() if sums.get(name) != value]
@@ -102,12 +113,14 @@ def load_notes(folder: Path) -> Notes:
 
     Raises:
       CheckpointError: They are missing, cut or altered, or from another version.
+      OSError: The system lets nobody read them now; they may be whole.
     """
     try:
         saved = json.loads(read_regular(folder / "meta" / "metadata"))
         is_whole = saved["checksum"] == _sum_of(saved["notes"])
         notes = Notes(**saved["notes"]) if is_whole else None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        _raise_refusal(error, folder)
         raise CheckpointError(f"cannot be read ({type(error).__name__}: {first_line(error)})") from error
     if notes is None:
         raise CheckpointError("is damaged (wrong checksum: its notes)")
@@ -173,6 +186,15 @@ def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def system_error(error: BaseException) -> int | None:
+    """Return the system's own number of what went wrong, None if it was not the system."""
+    if isinstance(error, OSError):
+        return error.errno
+    # TensorStore tells it behind long paths, in an error of another type.
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(code[1]) if code else None
+
+
 def first_line(error: Exception) -> str:
     """Return the beginning of what an error says."""
     return str(error).strip().partition("\n")[0][:300]
@@ -215,12 +237,28 @@ async def _waiting() -> AsyncIterator[None]:
 
 
 def _read_arrays(folder: Path) -> dict[str, np.ndarray]:
-    for path in folder.rglob("*"):
-        if not path.is_dir():
+    # Unlike rglob, walk tells of folders that may not be listed; Orbax finds nothing in them.
+    for place, _, names in os.walk(folder, onerror=_raise):
+        for name in names:
+            path = Path(place, name)
             check_regular(path)
+            path.open("rb").close()
     handler = arrays_handler()
     with ocp.Checkpointer(handler, multiprocessing_options=alone()) as reader:
         return reader.restore(folder.absolute())
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _raise_refusal(error: Exception, folder: Path) -> None:
+    """Raise what is no damage: a whole checkpoint must not be set aside, nor be given up, because of it."""
+    if isinstance(error, MemoryError):
+        raise error
+    code = system_error(error)
+    if code in REFUSALS:
+        raise OSError(code, os.strerror(code), str(folder)) from error
 
 
 def _agree(folder: Path, newest: Checkpoint | None) -> Checkpoint | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -142,6 +143,9 @@ class TrainConfig:
         is_here = os.path.realpath(self.run_dir) == os.path.realpath(Path())
         _need(not is_here, "a run_dir of its own", f"{str(self.run_dir)!r}, the current folder")
         _need(_is_text(self.run_dir), "a run_dir in UTF-8, for Orbax", repr(str(self.run_dir)))
+        for name in ("run_dir", "data_dir"):
+            path = getattr(self, name)
+            _need(not _is_address(path), f"{name} in a file system (mount the bucket)", repr(str(path)))
         if self.evaluate == "before" and self.project_every_epochs % 1:
             _need(False, "whole project_every_epochs to evaluate before", self.project_every_epochs)
         _need(self.engine == "jit" or not self.fsdp, 'the engine "jit" for fsdp', repr(self.engine))
@@ -203,6 +207,11 @@ def _is_text(path: Path) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _is_address(path: Path | str) -> bool:
+    """Return whether a path was meant as gs://bucket/run, of which Path makes a local folder called gs:."""
+    return re.match(r"[a-z][a-z0-9+.-]+:(/|$)", Path(path).as_posix()) is not None
 
 
 def _need(holds: bool, need: str, got: object) -> None:

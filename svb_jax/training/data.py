@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from svb_jax._src.suggestions import did_you_mean
 from svb_jax.training.cifar_binary import Origin, digest
 from svb_jax.training.records import find_dataset, read_split
 
@@ -87,9 +88,10 @@ def load(
     elif name in _LOADERS:
         dataset = _LOADERS[name](Path(data_dir))
     else:
+        known = [*_LOADERS, "synthetic"]
         raise ValueError(
-            f"load needs one of {', '.join([*_LOADERS, 'synthetic'])}, got {name!r}. "
-            "imagenet2012 is too large for memory: only training reads it, as a stream."
+            f"svb_jax.training needs one of {', '.join(known)} (or, to train on as a stream, imagenet2012), "
+            f"got {name!r}.{did_you_mean(name, known)}"
         )
     if holdout is not None:
         dataset = _hold_out(dataset, holdout)

@@ -135,6 +135,8 @@ class _Run:
                 self._train_until((epoch + 1) * per_epoch, batches)
                 self._end_epoch(epoch + 1)
         self.checkpoints.wait()
+        # Somebody may have moved or altered it meanwhile; what is written now is final.
+        self.folder.restore_metrics(self.lines, self.display.say)
         self._record_spectrum("final", fetch(self.state.params))
         result = self._result()
         self.folder.write_result(result)

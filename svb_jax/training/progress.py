@@ -1,5 +1,6 @@
 """What a person sees of a run: a live bar on a terminal, plain lines elsewhere."""
 
+import io
 import math
 import sys
 import time
@@ -78,8 +79,9 @@ class Display:
 class _Lasting:
     """A stream that falls silent when it fails: a run must not end because its terminal was closed."""
 
-    def __init__(self, stream: TextIO):
-        self._stream = stream
+    def __init__(self, stream: TextIO | None):
+        # Python has no stream at all where the descriptor was closed before it started.
+        self._stream = stream or io.StringIO()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

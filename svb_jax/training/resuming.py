@@ -1,9 +1,10 @@
 """What a run finds in its folder, and how it makes the folder its own."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
-from svb_jax.training.checkpoint import Checkpoint, load_newest
+from svb_jax.training.checkpoint import Checkpoint, CheckpointError, load_newest, load_notes, saved_steps
 from svb_jax.training.durable import set_aside
 from svb_jax.training.lock import locked
 from svb_jax.training.run_folder import RunFolder
@@ -48,8 +49,8 @@ def find_start(folder: RunFolder, data: str | None, say: Callable[[str], None]) 
       ValueError: The newest whole one is that of another run, or was trained on other images or labels.
     """
     start, damaged = load_newest(folder.checkpoints)
-    for step, reason in damaged.items():
-        if folder.is_writer:
+    if folder.is_writer:
+        for step, reason in (damaged | _damaged_notes(folder.checkpoints, damaged)).items():
             place = set_aside(folder.checkpoints / str(step), folder.path)
             say(f"The checkpoint of step {step} {reason}; it is now in {place}.")
     if start is not None:
@@ -58,6 +59,18 @@ def find_start(folder: RunFolder, data: str | None, say: Callable[[str], None]) 
         _check_data(folder, start.notes.data, data)
         say(f"Continuing the run in {folder.path} from step {start.step}.")
     return start
+
+
+def _damaged_notes(checkpoints: Path, known: Collection[int]) -> dict[int, str]:
+    """Return what is wrong with the notes of the others: without its error, the best would not be kept."""
+    damaged = {}
+    for step in saved_steps(checkpoints):
+        try:
+            if step not in known:
+                load_notes(checkpoints / str(step))
+        except CheckpointError as error:
+            damaged[step] = str(error)
+    return damaged
 
 
 def _check_data(folder: RunFolder, saved: str | None, data: str | None) -> None:

@@ -62,6 +62,8 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.config = config
         self.is_writer = jax.process_index() == 0
+        self._spectra: dict[str, np.ndarray] = {}
+        """What belongs into ``spectrum.npz``, which something may damage while the run goes on."""
 
     def check(self) -> None:
         """Check that a run which the folder may hold is this one.
@@ -141,6 +143,8 @@ class RunFolder:
     def write_result(self, result: Result) -> None:
         """Write ``result.json``: from here on, the run is complete."""
         if self.is_writer:
+            # What somebody has edited meanwhile is not what was run.
+            self.create()
             content = _to_json(asdict(result))
             others = {name: (self.path / name).read_bytes() for name in RUN_FILES if name != "result.json"}
             # The sums first: a result without them would be one that nobody can check.
@@ -157,34 +161,35 @@ class RunFolder:
                 os.fsync(file.fileno())
 
     def restore_metrics(self, history: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> None:
-        """Let ``metrics.jsonl`` hold what a checkpoint knows: the run will write the rest again.
+        """Let ``metrics.jsonl`` hold exactly what the run knows: it will write the rest again.
 
         Args:
-          history: The metrics of the epochs up to the checkpoint.
+          history: The metrics of the epochs so far.
           say: Told if the file has lost or altered any of them.
         """
         if not self.is_writer:
             return
         path, content = self.path / "metrics.jsonl", b"".join(map(_to_line, history))
         if history and not (path.is_file() and path.read_bytes().startswith(content)):
-            say(f"{path} is damaged or gone, and is made anew from the checkpoint.")
+            say(f"{path} is damaged or gone, and is made anew.")
             if path.exists():
                 set_aside(path, self.path)
         self._write("metrics.jsonl", content)
 
     def has_spectrum(self, when: str) -> bool:
         """Return whether ``spectrum.npz`` can be read and holds this moment."""
-        return any(name.startswith(f"{when}/") for name in self._spectrum())
+        self._spectra = self._read_spectra()
+        return any(name.startswith(f"{when}/") for name in self._spectra)
 
     def add_spectrum(self, when: str, values: Mapping[str, np.ndarray]) -> None:
         """Write each matrix's singular values to ``spectrum.npz``, beside those of other moments."""
         if self.is_writer:
-            new = {f"{when}/{path}": np.asarray(array) for path, array in values.items()}
+            self._spectra |= {f"{when}/{path}": np.asarray(array) for path, array in values.items()}
             content = io.BytesIO()
-            np.savez_compressed(content, allow_pickle=False, **{**self._spectrum(), **new})
+            np.savez_compressed(content, allow_pickle=False, **self._spectra)
             self._write("spectrum.npz", content.getvalue())
 
-    def _spectrum(self) -> dict[str, np.ndarray]:
+    def _read_spectra(self) -> dict[str, np.ndarray]:
         try:
             return load_npz(self.path / "spectrum.npz")
         except (FileNotFoundError, ValueError):

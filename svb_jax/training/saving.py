@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from svb_jax.training.checkpoint import (
     load_notes,
     name_of,
     saved_steps,
+    system_error,
 )
 from svb_jax.training.durable import remove
 from svb_jax.training.parallel import fetch
@@ -148,8 +148,8 @@ class Checkpoints:
 
 def _reason(error: Exception) -> str:
     """Return why a save failed: what the system said, which TensorStore tells last, behind long paths."""
-    code = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(code[1])) if code else first_line(error)
+    code = system_error(error)
+    return first_line(error) if code is None else os.strerror(code)
 
 
 class _NewestAndBest(ocp.checkpoint_managers.PreservationPolicy):

@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,9 @@ import numpy as np
 
 from svb_jax._src.extras import needs_extra
 from svb_jax._src.suggestions import did_you_mean
+
+NUM_BINS = 64
+"""Of a histogram; as many as Weights & Biases has."""
 
 
 class Tracker(Protocol):
@@ -51,27 +55,42 @@ class TensorBoard(Tracker):
     """Writes event files for TensorBoard to the run's ``tensorboard/``, without TensorFlow."""
 
     def start(self, config: Mapping[str, Any], run_dir: Path) -> None:
-        """Open the files, and write the configuration as text."""
+        """Open a file, and write the configuration as text."""
         with needs_extra("svb_jax.training.TensorBoard", "tensorboard"):
-            from tensorboardX import SummaryWriter
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
-        self._writer.add_text("config", "\n".join(f"    {name}: {value}" for name, value in config.items()))
+            from tensorboardX import event_file_writer, summary
+            from tensorboardX.proto import event_pb2
+        folder = run_dir / "tensorboard"
+        folder.mkdir(exist_ok=True)
+        # Not SummaryWriter, whose thread dies of a full disk, and lets whoever hands it more wait for ever.
+        self._file = event_file_writer.EventsWriter(str(folder / "events"), f".{os.getpid()}")
+        # pyright cannot see what protobuf makes at run time.
+        messages: Any = event_pb2
+        self._make_event, self._summary = messages.Event, summary
+        self._write(0, [summary.text("config", "\n".join(f"    {name}: {config[name]}" for name in config))])
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Write each number under its name."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+        self._write(step, [self._summary.scalar(name, value) for name, value in values.items()])
 
     def spectrum(self, step: int, values: Mapping[str, np.ndarray]) -> None:
         """Write a histogram per matrix, as ``spectrum/<path>``."""
-        for path, spectrum in values.items():
-            self._writer.add_histogram(f"spectrum/{path}", np.ravel(spectrum), step)
-        self._writer.flush()
+        histogram = self._summary.histogram
+        self._write(
+            step,
+            [
+                histogram(f"spectrum/{path}", np.ravel(spectrum), NUM_BINS)
+                for path, spectrum in values.items()
+            ],
+        )
+
+    def _write(self, step: int, summaries: Sequence[Any]) -> None:
+        for summary in summaries:
+            self._file.write_event(self._make_event(wall_time=time.time(), step=step, summary=summary))
+        self._file.flush()
 
     def finish(self) -> None:
-        """Close the files."""
-        self._writer.close()
+        """Close the file."""
+        self._file.close()
 
 
 class WeightsAndBiases(Tracker):
@@ -185,8 +204,10 @@ class SafeTrackers(Tracker):
         for tracker in list(self._trackers):
             try:
                 getattr(tracker, method)(*arguments)
-            # Whatever a library or a user's own class raises, sys.exit() too: training matters more.
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            # Whatever else a library or a user's own class raises, sys.exit() too: training matters more.
+            except BaseException as error:
                 self._trackers.remove(tracker)
                 self._say(f"{type(tracker).__name__} failed and is dropped: {_told(error)}")
 

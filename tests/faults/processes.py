@@ -1,6 +1,7 @@
 """Training runs as processes of their own, to be signalled, killed and waited for."""
 
 import atexit
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -8,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import TimeoutExpired
 
+from svb_jax.training.stopping import NUMBERS
 from tests.faults.runs import to_words
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -25,7 +28,8 @@ class Spawned(subprocess.Popen):
     def __init__(self, run_dir: Path, **options: object):
         command = [sys.executable, "-m", "experiments", "train", *to_words(run_dir, options)]
         root = Path(__file__).parents[2]
-        super().__init__(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with _answering_signals():
+            super().__init__(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def end(self, timeout: float = 300) -> tuple[int, str]:
         """Wait for its end, and return its exit code and what it said."""
@@ -38,6 +42,19 @@ class Spawned(subprocess.Popen):
     def finish(self) -> str:
         """Wait for it to end well, and return what it said."""
         return _well(*self.end())
+
+
+@contextlib.contextmanager
+def _answering_signals() -> Iterator[None]:
+    """Let what is started ignore no signal: it would inherit what ``nohup`` and a shell's ``&`` ignore."""
+    ignored = [number for number in NUMBERS if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Forked:

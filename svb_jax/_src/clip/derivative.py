@@ -46,14 +46,14 @@ def _tall_tangent(batch: Batch, tangent: Batch) -> jax.Array:
     values, lower, upper = times_unit(s, unit), batch.lower[:, None], batch.upper[:, None]
     clipped = jnp.clip(values, lower, upper)
     is_inside = (values >= lower) & (values <= upper)
-    # An end of the band takes along the values that were clipped to it.
+    # Values that were clipped to an end of the band move with it.
     with_ends = jnp.where(values < lower, tangent.lower[:, None], 0)
     with_ends += jnp.where(values > upper, tangent.upper[:, None], 0)
 
     projected = matmul(matmul(transpose(u), tangent.matrices), transpose(vt))
     symmetric, antisymmetric = (projected + transpose(projected)) / 2, (projected - transpose(projected)) / 2
     inner = _differences(values, clipped, is_inside) * symmetric
-    # Rounding errors of the largest value: what is no larger has vanished.
+    # The rounding error of the largest value: a value no larger than this has vanished.
     noise = jnp.finfo(values.dtype).eps * max(batch.matrices.shape[1:]) * values[:, :1]
     sums = clipped[:, :, None] + clipped[:, None, :], values[:, :, None] + values[:, None, :]
     inner += _ratio(*sums, noise[:, :, None]) * antisymmetric
@@ -77,7 +77,7 @@ def _differences(values: jax.Array, clipped: jax.Array, is_inside: jax.Array) ->
     """Return Γ⁻."""
     run = values[:, :, None] - values[:, None, :]
     rise = clipped[:, :, None] - clipped[:, None, :]
-    # Closer than rounding errors, a quotient says nothing; both are inside then, or both outside.
+    # For values closer than rounding errors the quotient is meaningless, and the limit is the slope there.
     is_equal = jnp.abs(run) <= 4 * jnp.finfo(values.dtype).eps * values[:, :1, None]
     slope = jnp.where(is_inside, 1, 0).astype(values.dtype)[:, :, None]
     return jnp.where(is_equal, slope, rise / jnp.where(is_equal, 1, run))

@@ -62,18 +62,18 @@ def clip_over_devices(
 
 
 def _differentiable(clip: Callable[..., Any], leaves: Sequence["MatrixLeaf"], *options: Any) -> Any:
-    """Return a clip that devices share, with the derivative of one that they do not.
+    """Return a distributed clip that differentiates as a clip on one device does.
 
-    The derivative of an exchange would count what is the same on all devices once for each.
+    The derivative of an exchange would count replicated values once per device.
     """
 
     @jax.custom_jvp
-    def clip_shared(values: list[jax.Array], bands: list[Band]) -> tuple[list[jax.Array], list[Clipped]]:
+    def clip_distributed(values: list[jax.Array], bands: list[Band]) -> tuple[list[jax.Array], list[Clipped]]:
         return clip(leaves, values, bands, *options)
 
-    @clip_shared.defjvp
-    def clip_shared_jvp(primals: Any, tangents: Any) -> Any:
-        clipped, seen = clip_shared(*primals)
+    @clip_distributed.defjvp
+    def clip_distributed_jvp(primals: Any, tangents: Any) -> Any:
+        clipped, seen = clip_distributed(*primals)
         changes = []
         for leaf, value, band, change, (lower, upper, _) in zip(leaves, *primals, *tangents, strict=True):
             tangent = leaf.to_batch(change, Band(lower, upper, band.is_active))
@@ -81,7 +81,7 @@ def _differentiable(clip: Callable[..., Any], leaves: Sequence["MatrixLeaf"], *o
             changes.append(leaf.from_batch(moved, value))
         return (clipped, seen), (changes, list(map(clipped_tangent, seen, changes)))
 
-    return clip_shared
+    return clip_distributed
 
 
 def _known_shardings(leaves: Sequence["MatrixLeaf"], shardings: Any) -> list[NamedSharding | None]:
@@ -145,7 +145,7 @@ def clip_over_mesh(
     names = [_names(*each) for each in zip(leaves, specs, strict=True)]
     in_place = [index for index, leaf in enumerate(leaves) if is_too_large(leaf, names[index], method)]
     moved = [index for index in range(len(leaves)) if index not in in_place]
-    # Of arrays, not numbers: each epsilon is an argument of the program, so that calls share it.
+    # Bands are arrays, arguments of the program: calls with other epsilons need no compilation.
     mapped = _mapped(tuple(leaves[i] for i in moved), method, mesh, tuple(specs[i] for i in moved))
     pairs = zip(*mapped([values[i] for i in moved], [bands[i] for i in moved]), strict=True)
     results = dict(zip(moved, pairs, strict=True))
@@ -167,7 +167,7 @@ def _mapped(
         return _clip_shards(leaves, values, bands, names, method, tuple(mesh.axis_names))
 
     own, everywhere = list(specs), PartitionSpec()
-    # Not checked: a round waits for the last, and the check would take it to vary as that one does.
+    # Without the check: each round depends on the one before, whose varying axes it would seem to inherit.
     mapped = jax.shard_map(
         clip, mesh=mesh, in_specs=(own, everywhere), out_specs=(own, everywhere), check_vma=False
     )
@@ -244,7 +244,7 @@ def _names(leaf: "MatrixLeaf", spec: PartitionSpec) -> tuple[Names, ...]:
 
 
 def _lay(value: jax.Array, spec: PartitionSpec, mesh: Mesh) -> jax.Array:
-    # With explicit axes a shard_map takes nothing that lies otherwise; with automatic ones it sees to it.
+    # On explicit axes shard_map wants its arguments laid out as it says; on automatic ones XLA moves them.
     if AxisType.Explicit not in mesh.axis_types or not isinstance(value, Tracer):
         return value
     return jax.sharding.reshard(value, on_explicit_axes(NamedSharding(mesh, spec)))

@@ -1,8 +1,8 @@
 """One exchange in, one out: whole matrices for their owners from every device's shards, and back.
 
 All of this runs where the mesh's axes have names, inside ``shard_map`` or ``pmap``. An axis of the mesh may
-split the matrices themselves (their shards must be brought together), split the batch (each device has whole
-matrices of its own), or neither: then its devices hold copies, share the work, and hand the results round.
+split the matrices themselves (their shards must be gathered), split the batch (each device has whole
+matrices of its own), or neither: then its devices hold copies, divide the work, and exchange the results.
 
 Matrices of one layout are a *kind*. Each owner has a *run* of every kind, consecutive matrices of it; its
 runs, flattened one after another, are its *chunk* of the buffer that is exchanged.
@@ -62,7 +62,7 @@ def clip_sharded(batches: Sequence[ShardedBatch], axes: Names, method: Method) -
 
     Args:
       batches: Every device's shards.
-      axes: All axes of the mesh over which to share.
+      axes: All axes of the mesh to distribute over.
       method: The route.
     """
     results: dict[int, Result] = {}
@@ -81,7 +81,7 @@ def clip_sharded(batches: Sequence[ShardedBatch], axes: Names, method: Method) -
 def _rounds(batches: Sequence[ShardedBatch], axes: Names) -> list[list[int]]:
     """Return which batches are exchanged together.
 
-    Equal matrices that all devices can share evenly go alone; all others go together, since matrices of
+    Equal matrices whose number all devices divide go alone; all others go together, since matrices of
     several shapes are more evenly dealt out than those of each.
     """
     alike: dict[Any, dict[Any, list[int]]] = {}

@@ -82,14 +82,14 @@ def decompose_gram(gram: jax.Array, unit: jax.Array | np.ndarray) -> GramSpectru
 
 def clip_once(matrices: jax.Array, spectrum: GramSpectrum, lower: jax.Array, upper: jax.Array) -> jax.Array:
     """Return the matrices with the singular values that ``spectrum`` shows clipped."""
-    # A unit that is known to be 1 stays a constant inside of a conditional, and is multiplied with nothing.
+    # Expanded here, inside any conditional: a unit that is the constant 1 is then folded away.
     values, unit = spectrum.values, jnp.expand_dims(spectrum.unit, -1)
     lower, upper = lower[..., None], upper[..., None]
     is_vanished = spectrum.is_vanished
     roots = jnp.where(is_vanished, 1, spectrum.roots)
     factor = jnp.where(is_vanished, unit, jnp.clip(values, lower, upper) / roots)
-    # Written as a change to W, values inside the band stay as they were; but then rounding errors are those
-    # of W, which may not be much larger than the band's own.
+    # In additive form values inside the band stay exactly as they were, but rounding errors are those of W:
+    # only where W is not much larger than the band.
     is_change = values[..., -1:] <= 1.25 * upper
     additive = jnp.where(is_change, unit, 0)
     # The eigenvectors of a float32 Gram matrix are orthogonal to about 1e-6, which the band would show.

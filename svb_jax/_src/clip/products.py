@@ -32,7 +32,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from svb_jax._src.clip.batch import Batch
-from svb_jax._src.clip.batched import nothing_seen
+from svb_jax._src.clip.batched import Rows, nothing_seen
 from svb_jax._src.clip.matrix_functions import (
     InverseRoot,
     eye_like,
@@ -47,7 +47,6 @@ from svb_jax._src.clip.matrix_functions import (
     times,
     transpose,
 )
-from svb_jax._src.clip.rows import Rows
 from svb_jax._src.stats import Clipped
 
 # Up to this condition number, Gram matrices in float32 leave errors of 4e-6 at the lower end of the band.

@@ -27,8 +27,8 @@ def clip_by_svd(matrices: jax.Array, lower: jax.Array, upper: jax.Array, padding
     clipped = jnp.clip(values, lower[..., None], upper[..., None])
     num_values = values.shape[-1] - padding
     smallest = lax.dynamic_index_in_dim(values, num_values - 1, axis=-1, keepdims=False)
-    # A change W + U(clip(S) - S)Vᵀ leaves values inside the band as they were, but takes over the rounding
-    # errors of W and of its smallest directions: neither may be large beside the band.
+    # The additive form W + U(clip(S) - S)Vᵀ leaves values inside the band as they were, but has the rounding
+    # errors of W and of its smallest directions: only where neither is large beside the band.
     is_change = (values[..., 0] <= 1.25 * upper) & (values[..., 0] <= LARGEST_CONDITION_TO_CHANGE * smallest)
     is_change = is_change[..., None]
     correction = clipped - jnp.where(is_change, values, 0)

@@ -26,7 +26,7 @@ def power_of_two(matrices: jax.Array) -> jax.Array:
     limit = 2.0**-info.minexp
     largest = jnp.max(jnp.abs(matrices), axis=(-2, -1), initial=0)
     largest = jnp.clip(jnp.where(largest > 0, largest, 1), 1 / limit, limit)
-    # A positive number without its mantissa: less to compile than frexp and ldexp.
+    # A power of two is a float without its mantissa's bits. Less to compile than frexp and ldexp.
     bits = lax.bitcast_convert_type(largest, jnp.dtype(f"int{info.bits}"))
     return lax.bitcast_convert_type(bits & -(1 << info.nmant), matrices.dtype)
 

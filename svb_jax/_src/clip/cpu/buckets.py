@@ -11,19 +11,18 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-# In entries: up to the first size matrices of different shapes share a bucket, up to the second equal ones
-# do. Larger ones are not worth their copies.
+# In entries: up to the first size a bucket holds matrices of different shapes, up to the second equal ones.
+# Larger matrices stay alone: copying them costs more than it saves.
 LARGEST_TO_PAD = 2**16
 LARGEST_TO_JOIN = 2**19
-# How many times its own entries a padded matrix may have. Of one matrix, not of a bucket in the mean: so
-# buckets do not depend on how many matrices this device owns, and every number of devices gives the same
-# bits.
+# How many times its own entries a padded matrix may have. A limit for each matrix, not for a bucket's mean:
+# buckets then do not depend on how many matrices this device owns, and results not on the number of devices.
 LARGEST_PADDING_RATIO = 8
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Batches that share a program.
+    """Batches that run through one program.
 
     Attributes:
       members: Their positions.

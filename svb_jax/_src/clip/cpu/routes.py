@@ -58,14 +58,14 @@ def auto(
     matrix: jax.Array, lower: jax.Array, upper: jax.Array, is_active: jax.Array, padding: jax.Array
 ) -> Clipped:
     """Clip a matrix by its Gram matrix if its condition allows, else by its own decomposition."""
-    # Not scaled first, which would take two more passes over the matrix: the exact route does, if need be.
+    # Unscaled: scaling takes two more passes over the matrix. The exact route scales what is out of range.
     product = gram_matrix(matrix)
     limits, largest = jnp.finfo(product.dtype), jnp.max(product)
     is_in_range = is_active & (largest > limits.tiny / limits.eps**2) & (largest < limits.max * limits.eps)
     spectrum = decompose_gram(jnp.where(is_in_range, product, 0), np.ones((), product.dtype))
     seen = _seen(spectrum, lower, upper, padding)
     is_far = ~(is_in_range & spectrum.is_conditioned(ONE_PASS_CONDITION, padding))
-    # A Gram matrix in range has seen every entry; this one asks whether they are finite.
+    # A Gram matrix in range proves every entry finite. Out of range, svd checks it.
     exactly = (is_far, lambda matrix: svd(matrix, lower, upper, jnp.array(True), padding))
     return _switch([*_gram_branches(spectrum, seen, lower, upper, padding), exactly], is_active, matrix)
 
@@ -114,7 +114,7 @@ def _switch(branches: list[Branch], is_active: jax.Array, matrix: jax.Array) -> 
 
 
 def _is_finite(matrix: jax.Array) -> jax.Array:
-    # As the SVD finds its unit, so that both share their kernels.
+    # The same reduction by which the SVD finds its unit, so that it is compiled once.
     return jnp.max(jnp.abs(matrix)) < jnp.inf
 
 

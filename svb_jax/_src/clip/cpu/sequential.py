@@ -1,7 +1,7 @@
 """One matrix after another, those of a bucket by one program."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -63,9 +63,9 @@ def wait_for(token: jax.Array, flags: jax.Array) -> jax.Array:
     return flags & ~(token < 0)
 
 
-def _for_each(length: int, turn, carry: Clipped) -> Clipped:
-    # A loop would copy a large matrix that is alone.
-    return turn(0, carry) if length == 1 else lax.fori_loop(0, length, turn, carry)
+def _for_each(length: int, body: Callable[[ArrayLike, Clipped], Clipped], carry: Clipped) -> Clipped:
+    # Without a loop for a single matrix, which it would copy: large ones come alone.
+    return body(0, carry) if length == 1 else lax.fori_loop(0, length, body, carry)
 
 
 def _concatenate(arrays: Sequence[jax.Array]) -> jax.Array:

@@ -1,6 +1,6 @@
 """Slices that share a kernel.
 
-XLA puts the constants of a slice into the kernel that reads it, and so compiles one for every place. A place
+XLA compiles a slice's constant start into its kernel, and so compiles one kernel for every start. A start
 that is looked up at run time stays outside: slices of one shape then share a kernel.
 """
 
@@ -25,7 +25,7 @@ def slice_at(array: jax.Array, start: int, size: int, zero: jax.Array) -> jax.Ar
     """
     if size == len(array):
         return array
-    # Only the first entry is ever taken; XLA would see through a table of equal or evenly spaced numbers.
+    # Only the first entry is ever read. XLA would fold a table of equal or evenly spaced numbers.
     table = jnp.array([start, -1, -1], jnp.int32)
-    place = lax.dynamic_index_in_dim(table, zero, keepdims=False, allow_negative_indices=False)
-    return lax.dynamic_slice_in_dim(array, place, size, allow_negative_indices=False)
+    first = lax.dynamic_index_in_dim(table, zero, keepdims=False, allow_negative_indices=False)
+    return lax.dynamic_slice_in_dim(array, first, size, allow_negative_indices=False)
