@@ -200,7 +200,7 @@ class InverseRoot(NamedTuple):
 def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: jax.Array) -> InverseRoot:
     """Return the inverse roots of Gram matrices, or something on the way to them.
 
-    Each step is K = R G R, p = a I + b K and R ← R p, three products. The first takes none. K from R itself,
+    Each step is K = Rᵀ G R, p = a I + b K and R ← R p, three products. The first takes none. K from R itself,
     instead of K ← p K p, corrects the rounding errors of the steps before.
 
     Args:
@@ -219,15 +219,15 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
 
     def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         num_steps, _, root, low, high = state
-        k = symmetric(matmul(root, matmul(gram, root)))
+        k = matmul(transpose(root), matmul(gram, root))
         p, low, high = next_factor(k, low, high)
-        return num_steps + 1, k, symmetric(matmul(root, p)), low, high
+        return num_steps + 1, k, matmul(root, p), low, high
 
     root, low, high = next_factor(gram, low, high)
     state = jnp.ones_like(max_steps), gram, root, low, high
     with jax.named_scope("inverse_root"):
         _, k, root, low, high = lax.while_loop(is_running, step, state)
-    return InverseRoot(root, frobenius_norm(k - eye_like(k)), low, high)
+    return InverseRoot(symmetric(root), frobenius_norm(k - eye_like(k)), low, high)
 
 
 def sign_units(lower: jax.Array, upper: jax.Array, bound: jax.Array) -> tuple[jax.Array, ...]:
