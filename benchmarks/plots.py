@@ -53,12 +53,15 @@ def draw_section(axes: Axes, part: Section) -> None:
     """Draw a section's rows from top to bottom: a point each, and a line from the least to the most."""
     plotted, points = part["plot"], _points(part)
     spreads = {row["label"]: (row["least"], row["most"]) for row in part["rows"].values() if "least" in row}
+    # Where a loop goes by the data, the compiler's estimate has it once.
+    loops = {row["label"]: row.get("facts", {}).get("data_dependent_loops") for row in part["rows"].values()}
     for place, (label, value) in enumerate(points.items()):
+        at_least = " or more" if loops.get(label) else ""
         colour = OURS if label.lower().startswith("svb") and "by hand" not in label else OTHER
         low, high = spreads.get(label, (value, value)) if plotted == "median" else (value, value)
         axes.hlines(place, low, high, color=colour, linewidth=2, alpha=0.5)
         axes.plot([value], [place], "o", color=colour)
-        axes.text(max(value, high), place, f"   {number(plotted, value)}", va="center", size=8)
+        axes.text(max(value, high), place, f"   {number(plotted, value)}{at_least}", va="center", size=8)
     axes.set_title(part["title"], loc="left")
     axes.set(xlabel=MEANINGS.get(plotted, plotted.replace("_", " ")), ylim=(len(points) - 0.4, -0.6))
     axes.set_yticks(range(len(points)), list(points))

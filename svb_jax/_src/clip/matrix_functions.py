@@ -185,7 +185,7 @@ class InverseRoot(NamedTuple):
     """An approximation of K^(-1/2), and the interval that the roots of K's eigenvalues are in after it.
 
     Attributes:
-      root: (b, m, m), R.
+      root: (b, m, m), R, symmetric.
       residual: (b,), ‖K − I‖ before the last step. Where small, R's error is about its square.
       low: (b,), the interval's lower end.
       high: (b,), the interval's upper end.
@@ -200,10 +200,11 @@ class InverseRoot(NamedTuple):
 def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: jax.Array) -> InverseRoot:
     """Return the inverse roots of Gram matrices, or something on the way to them.
 
-    With p = a I + b K each step is K ← p K p and R ← R p, three products. The first takes none.
+    Each step is K = Rᵀ G R, p = a I + b K and R ← R p, three products. The first takes none. K from R itself,
+    instead of K ← p K p, corrects the rounding errors of the steps before.
 
     Args:
-      gram: A batch of Gram matrices K.
+      gram: A batch of Gram matrices G.
       low: (b,), the lower end of an interval that the roots of their eigenvalues are in.
       high: (b,), its upper end.
       max_steps: How many steps to take at most; fewer if they are enough for those intervals.
@@ -214,18 +215,18 @@ def inverse_root(gram: jax.Array, low: jax.Array, high: jax.Array, max_steps: ja
         return polynomial(k, a, b), low, high
 
     def is_running(state: tuple[jax.Array, ...]) -> jax.Array:
-        return (state[0] < max_steps) & ~jnp.all(is_at_one(state[4]))
+        return (state[0] < max_steps) & ~jnp.all(is_at_one(state[3]))
 
     def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        num_steps, k, p, root, low, high = state
-        k = matmul(p, matmul(k, p))
+        num_steps, _, root, low, high = state
+        k = matmul(transpose(root), matmul(gram, root))
         p, low, high = next_factor(k, low, high)
-        return num_steps + 1, k, p, matmul(root, p), low, high
+        return num_steps + 1, k, matmul(root, p), low, high
 
-    p, low, high = next_factor(gram, low, high)
-    state = jnp.ones_like(max_steps), gram, p, p, low, high
+    root, low, high = next_factor(gram, low, high)
+    state = jnp.ones_like(max_steps), gram, root, low, high
     with jax.named_scope("inverse_root"):
-        _, k, _, root, low, high = lax.while_loop(is_running, step, state)
+        _, k, root, low, high = lax.while_loop(is_running, step, state)
     return InverseRoot(symmetric(root), frobenius_norm(k - eye_like(k)), low, high)
 
 
