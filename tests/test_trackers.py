@@ -78,6 +78,8 @@ def test_tensorboard_keeps_scalars_histograms_and_the_configuration(tmp_path):
 def test_weights_and_biases_offline(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    # A session that another test began would keep that test's settings.
+    wandb.teardown()
     play(WeightsAndBiases(), tmp_path)
     # Its service flushes the file when it ends, as it does with the process.
     wandb.teardown()
