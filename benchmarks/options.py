@@ -1,5 +1,6 @@
 """What every measurement lets its user choose."""
 
+import abc
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(abc.ABC):
     """Options of every measurement."""
 
     rounds: int = 5
@@ -48,9 +49,9 @@ class Options:
         print(tables.render(result))
         print(f"\nWritten to {path} and beside it.")
 
+    @abc.abstractmethod
     def measure(self, pool: Pool) -> Iterator[dict[str, Any]]:
         """Yield the sections of the result."""
-        raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
